@@ -26,7 +26,7 @@ _MIN_DIVISOR = 1e-30  # of rounds in which all powers of losses are 0 in float32
 class QFedAvgHyperParameters(Config):
     """Hyperparameters of q-FedAvg."""
 
-    qfedavg_q: NonNegativeFloat = 1.0
+    qfedavg_q: NonNegativeFloat = 0.001
     "Exponent of the clients' losses; a larger number makes losses more equal; 0 is FedAvg."
 
 
@@ -52,12 +52,19 @@ def qfedavg(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
 
     p_k are the weights of the run's `averaging`. The paper adds up clients that it samples with
     probability p_k; its code samples uniformly and has equal weights, as `averaging` uniform.
-    server_lr is 1 in the paper. Batch-norm statistics are averaged as in FedAvg. The estimate
-    assumes plain SGD; other local optimizers use the same formula. If all F_k^q are 0 in float32,
-    the round makes no step. The reported training loss includes the measuring pass.
+    server_lr is 1 in the paper. Batch-norm statistics are averaged as in FedAvg. If all F_k^q are 0
+    in float32, the round makes no step. The reported training loss includes the measuring pass.
 
-    Default: q 1, the paper's value for its synthetic data and Sent140; the paper has 5 for Vehicle
-    and 0.001 for Shakespeare.
+    The paper tunes q for each task: 5 for Vehicle, 1 for synthetic data and Sent140, 0.001 for
+    Shakespeare, which is the default. A larger q shortens the server's steps, in particular with
+    momentum: local changes are then up to 1 / (1 - momentum) times as long as the estimate assumes.
+    Final accuracy in percent, mean of five seeds, digits, `mlp`, alpha 0.1, participation 0.5, 30
+    rounds of 5 epochs:
+
+    | local_optimizer, local_lr | q = 0 | 0.001 | 0.01 | 0.1 | 1 |
+    |---|---:|---:|---:|---:|---:|
+    | sgd, 0.1 | 87.2 | 87.2 | 87.0 | 85.5 | 62.6 |
+    | momentum, 0.01 | 86.5 | 86.1 | 82.0 | 50.9 | 17.5 |
 
     Traffic: one model down, one and a number up. State: FedAvg's. Cost: FedAvg's and a measuring
     pass.
