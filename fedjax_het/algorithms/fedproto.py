@@ -89,7 +89,9 @@ def fedproto(
     clients.
 
     distance: "samples", D = the mean over samples and features of (phi - C_y)^2, as in public code
-      (PFLlib); "classes", D = sum_c ||mean of phi over the samples of class c - C_c||^2.
+      (PFLlib); "classes", D = sum_c ||mean of phi over the samples of class c - C_c||^2. This sum
+      over F features and C classes needs a smaller lambda: with lambda 1 and a rate of 0.1, an MLP
+      on the digits stops learning.
     prediction: "prototypes", the class of the nearest prototype, as in that code. Before the first
       prototypes exist, the last layer predicts. "head": the last layer predicts.
 
