@@ -45,7 +45,7 @@ def feddecorr(
     Evaluated: the models of `base`. Traffic and state: unchanged from `base`. Cost: products of
     N^2 F numbers per minibatch. Networks do not split a minibatch into micro-batches here.
 
-    Default: beta 0.1, as in the paper and in the authors' code (bytedance/FedDecorr). Departure
+    Default: beta 0.1, of the authors' code (bytedance/FedDecorr). Departure
     from the paper: R is the code's. It grows with the minibatch, as (N - 1)^2 / N times the mean of
     the squared correlations. In the paper R is the mean square of all entries of K. The results of
     the paper belong to the code.

@@ -42,7 +42,7 @@ class PersonalHead(NamedTuple):
 
 
 def fedrod(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
-    """FedRoD: a global model with a balanced loss, and a personal head on its features (Eq. 5).
+    """FedRoD: a global model with a balanced loss, and a personal head on its features.
 
         (theta_k, h_k) ~ argmin mean over samples of CE(h(phi) + log n_k, y),
         g_k ~ argmin mean over samples of CE(h(phi) + g(phi), y) with h and phi constant,
