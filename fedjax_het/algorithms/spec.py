@@ -126,7 +126,8 @@ class AlgorithmSpec:
     method works after each round or in local training. "average": methods whose model is w +
     server_lr sum_k p_k (w_k - w), in which this method uses other weights."""
     wrappable_as: WrapKind = "nothing"
-    'Kind of base that this method can be; "average" implies "model".'
+    """Kind of base that this method can be; "average" implies "model". A base computes the
+    gradients of its local loss by `LocalTraining.loss_and_gradient`, with the regularizer."""
     required_data: tuple[Literal["server_data", "proxy_data", "averages", "norms"], ...] = ()
     """Data in addition to the clients' examples. "server_data": the server's examples.
     "proxy_data": server's examples that no client holds. "averages": averages of clients' examples.
