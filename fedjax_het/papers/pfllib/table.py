@@ -1,8 +1,8 @@
 """PFLlib's leaderboard on Fashion-MNIST, with fine-tuned FedAvg, which it leaves out.
 
 python experiments/pfllib/table.py                   the embedded digits, a minute on 2 cores
-python experiments/pfllib/table.py --preset tuning   learning rates of the preset cpu: 7 hours
-python experiments/pfllib/table.py --preset cpu      a twentieth of the images: 8 hours on 2 cores
+python experiments/pfllib/table.py --preset tuning   learning rates for cpu: 7 hours on one core
+python experiments/pfllib/table.py --preset cpu      a twentieth of the images: 7 hours on one core
 python experiments/pfllib/table.py --preset paper    all images, 2,000 rounds: a GPU's work
 
 Rows are the leaderboard's methods that the package has, then Separate, LG-FedAvg and fine-tuned
