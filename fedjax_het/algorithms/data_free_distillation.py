@@ -40,7 +40,7 @@ class DataFreeOptions(Config):
     "Number of random inputs of the generator."
     image_width: PositiveInt = 64
     "Channels of the generator's last hidden convolution."
-    synthesis_loss: Literal["paper", "code"] = "paper"
+    synthesis_loss: Literal["paper", "code"] = "code"
     """Loss of the generator: "paper", of all teachers at once; "code", of one teacher after the
     other, with absolute differences of logits, as in the authors' code."""
 

@@ -147,7 +147,7 @@ def fedala(training: LocalTraining, plan: ExecutionPlan, *, options: FedALAOptio
 
     def step(context, local, batch):
         info, hp, batch_size = context.client, context.hp, len(batch.mask)
-        pass_steps = jnp.maximum(count_pass_steps(training, info, max_passes), 1)
+        pass_steps = jnp.maximum(count_pass_steps(training, info), 1)
         pass_index, pass_step = jnp.divmod(batch.step_index, pass_steps)
         num_used = jnp.maximum((hp["ala_share"] * info.num_samples).astype(jnp.int32), 1)
         position = pass_step * batch_size  # of the minibatch in the pass

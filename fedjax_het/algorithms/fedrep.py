@@ -114,7 +114,7 @@ def fedrep(training: LocalTraining, plan: ExecutionPlan, *, options: FedRepOptio
 
         num_head_steps = 0
         if head_epochs:
-            num_head_steps = head_epochs * count_pass_steps(training, client, head_epochs)
+            num_head_steps = head_epochs * count_pass_steps(training, client)
         num_body_steps = client.num_steps - num_head_steps
         trained, optimizer = train_part(body, optimizers.body, num_head_steps, num_body_steps)
         after_body = ClientTrainState(trained, optimizers._replace(body=optimizer), ())

@@ -12,13 +12,12 @@ from fedjax_het.core.local_training import LocalTraining
 Tree = Any
 
 
-def count_pass_steps(training: LocalTraining, client: ClientInfo, num_extra_passes: int) -> Any:
+def count_pass_steps(training: LocalTraining, client: ClientInfo) -> Any:
     """Return the number of minibatches in one pass over a client's data.
 
     Args:
       training: the choices of local training.
-      client: the client, whose number of minibatches includes the extra passes.
-      num_extra_passes: passes in addition to local training, at least 1.
+      client: the client.
 
     Returns:
       Minibatches of a pass, `[]` int32.
@@ -27,13 +26,11 @@ def count_pass_steps(training: LocalTraining, client: ClientInfo, num_extra_pass
       >>> from fedjax_het.algorithms.measuring_passes import count_pass_steps
       >>> from fedjax_het.methods import ClientInfo, LocalTraining
       >>> client = ClientInfo(id=0, num_samples=40, num_steps=12, init_images=())
-      >>> count_pass_steps(LocalTraining(task=None, optimizer="sgd", local_epochs=2), client, 1)
-      4
+      >>> int(count_pass_steps(LocalTraining(task=None, optimizer="sgd", batch_size=32), client))
+      2
     """
-    local_steps = training.options.num_steps
-    if local_steps is not None:
-        return (client.num_steps - local_steps) // num_extra_passes
-    return client.num_steps // (training.epochs + num_extra_passes)
+    # The check of a compiled program runs one minibatch, which has to train.
+    return jnp.minimum(-(-client.num_samples // training.batch_size), client.num_steps - 1)
 
 
 def compute_batch_weight(batch: Batch, client: ClientInfo) -> jax.Array:
@@ -112,7 +109,7 @@ def with_measuring_passes(
     num_passes = num_before + num_after
 
     def step(context, local, batch):
-        pass_steps = count_pass_steps(training, context.client, num_passes)
+        pass_steps = count_pass_steps(training, context.client)
         num_training_steps = context.client.num_steps - num_passes * pass_steps
         training_index = batch.step_index - num_before * pass_steps
         is_training = (training_index >= 0) & (training_index < num_training_steps)

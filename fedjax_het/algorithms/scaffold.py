@@ -86,7 +86,7 @@ def scaffold(
         server_control = context.message.extra
         corrected = jax.tree.map(lambda g, c_i, c: g - c_i + c, gradient, control, server_control)
         if has_measuring_pass:
-            is_measuring = batch.step_index < count_pass_steps(training, context.client, 1)
+            is_measuring = batch.step_index < count_pass_steps(training, context.client)
             weight = compute_batch_weight(batch, context.client) * is_measuring
             measured = gradient
         else:
@@ -100,7 +100,7 @@ def scaffold(
     def step(context, local, batch):
         new_local, loss = base.step(context, local, batch)
         measured = local._replace(aux=new_local.aux)  # the first pass only measures, at x
-        is_first_pass = batch.step_index < count_pass_steps(training, context.client, 1)
+        is_first_pass = batch.step_index < count_pass_steps(training, context.client)
         return jax.tree.map(lambda m, n: jnp.where(is_first_pass, m, n), measured, new_local), loss
 
     def end(context, local, control, update):

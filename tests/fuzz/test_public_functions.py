@@ -129,6 +129,7 @@ MODULES = (fedjax_het, data, nn, analysis)
 # Functions of programs, whose arguments are checked where the user passes them.
 NOT_VALIDATED = {
     *("find_parameter_name", "conv2d", "count_parameters", "make_generator", "parse_row"),
+    "make_image_generator",
     *("count_training_flops", "micro_batched_value_and_grad", "compute_network_digest"),
     *("norm_mask", "get_norm_variables", "choose_micro_batch_size"),
     "add_projection_head",
