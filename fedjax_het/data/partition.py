@@ -14,6 +14,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fedjax_het.data.heterogeneity import (
+    compute_entropies,
+    compute_gini,
+    compute_hellinger_distance,
+    compute_jensen_shannon_distance,
+    compute_total_variation,
+)
 from fedjax_het.data.partition_schemes import PARTITIONS, find_parameter_name
 from fedjax_het.data.sampling import DataStream, make_data_rng
 from fedjax_het.data.validation import (
@@ -47,13 +54,23 @@ class PartitionSummary:
       num_empty: number of clients without examples.
       classes_per_client: mean number of classes of which a client has at least one example.
       majority_share: mean fraction of a client's examples in its most frequent class.
+      label_hellinger: Hellinger distance of the clients' class distributions, in [0, 1]; 0 for
+        equal distributions, see `fedjax_het.data.heterogeneity`.
+      label_jensen_shannon: Jensen-Shannon distance of the clients' class distributions, in [0, 1].
+      label_total_variation: mean total variation distance of the clients' class distributions from
+        the distribution of all clients' examples, in [0, 1].
+      effective_classes: mean exponential of the entropy of a client's classes, in [1, C]. A client
+        with m classes in equal numbers has m.
+      size_gini: Gini coefficient of the clients' numbers of examples, in [0, 1). Clients without
+        examples count.
 
     Example:
       >>> import numpy as np
       >>> from fedjax_het.data import partition_from_clients
       >>> partition = partition_from_clients([[0, 1], [2, 3]])
       >>> print(partition.summarize(np.array([0, 1, 1, 1]), num_classes=2))
-      2 clients hold 4 examples: 2 to 2 each (median 2, mean 2.0), 1.5 classes, majority share 75%
+      2 clients hold 4 examples: 2 to 2 each (median 2, mean 2.0), 1.5 classes, majority share 75%;
+      label skew: Hellinger 0.54, Jensen-Shannon 0.56, total variation 0.25; size Gini 0.00
     """
 
     num_clients: int
@@ -66,6 +83,11 @@ class PartitionSummary:
     num_empty: int
     classes_per_client: float
     majority_share: float
+    label_hellinger: float
+    label_jensen_shannon: float
+    label_total_variation: float
+    effective_classes: float
+    size_gini: float
 
     def __str__(self) -> str:
         text = (
@@ -77,7 +99,11 @@ class PartitionSummary:
             text += f"; {self.num_empty} clients empty"
         if self.num_unused:
             text += f"; {self.num_unused:,} examples unused"
-        return text
+        return (
+            f"{text}; label skew: Hellinger {self.label_hellinger:.2f}, Jensen-Shannon "
+            f"{self.label_jensen_shannon:.2f}, total variation {self.label_total_variation:.2f}; "
+            f"size Gini {self.size_gini:.2f}"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,6 +298,8 @@ class Partition:
         """
         counts, sizes = self.label_counts(labels, num_classes), self.sizes
         counts = counts[sizes > 0] if sizes.any() else counts
+        distributions = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+        pooled = counts.sum(0) / max(counts.sum(), 1)
         return PartitionSummary(
             num_clients=self.num_clients,
             num_examples=len(self.indices),
@@ -282,7 +310,12 @@ class Partition:
             size_max=int(sizes.max()),
             num_empty=int((sizes == 0).sum()),
             classes_per_client=float((counts > 0).sum(1).mean()),
-            majority_share=float((counts.max(1) / np.maximum(counts.sum(1), 1)).mean()),
+            majority_share=float(distributions.max(1).mean()),
+            label_hellinger=compute_hellinger_distance(distributions),
+            label_jensen_shannon=compute_jensen_shannon_distance(distributions),
+            label_total_variation=compute_total_variation(distributions, pooled),
+            effective_classes=float(np.exp(compute_entropies(distributions)).mean()),
+            size_gini=compute_gini(sizes),
         )
 
 

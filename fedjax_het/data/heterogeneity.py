@@ -1,0 +1,116 @@
+"""Measures of heterogeneity: distances of the clients' class distributions, and unequal sizes."""
+
+import numpy as np
+
+
+def compute_hellinger_distance(distributions: np.ndarray) -> float:
+    """Compute the Hellinger distance of several distributions, as in FedArtML.
+
+        sqrt(sum_{i, j} ||sqrt(p_i) - sqrt(p_j)||^2 / (2 K (K - 1)))
+
+    Cost: K C operations; no pair of distributions is compared.
+
+    Args:
+      distributions: distributions p_k, floats `[K, C]`.
+
+    Returns:
+      The distance, in [0, 1]; 0 for one distribution.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.data.heterogeneity import compute_hellinger_distance
+      >>> round(compute_hellinger_distance(np.eye(3)), 6)
+      1.0
+    """
+    num_clients = len(distributions)
+    if num_clients == 1:
+        return 0.0
+    # sum_{i, j} ||a_i - a_j||^2 = 2 K sum_i ||a_i||^2 - 2 ||sum_i a_i||^2 with ||a_i||^2 = 1.
+    squared_norm = np.square(np.sqrt(distributions).sum(0)).sum()
+    total = max(2 * num_clients**2 - 2 * squared_norm, 0.0)
+    return float(np.sqrt(min(total / (2 * num_clients * (num_clients - 1)), 1.0)))
+
+
+def compute_jensen_shannon_distance(distributions: np.ndarray) -> float:
+    """Compute the Jensen-Shannon distance of several distributions, as in FedArtML.
+
+        sqrt((H(mean_k p_k) - mean_k H(p_k)) / log(K)),  with log(2) for K = 1
+
+    Args:
+      distributions: distributions p_k, floats `[K, C]`.
+
+    Returns:
+      The distance, in [0, 1]; 0 for equal distributions.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.data.heterogeneity import compute_jensen_shannon_distance
+      >>> round(compute_jensen_shannon_distance(np.eye(3)), 6)
+      1.0
+    """
+    mean = distributions.mean(0, keepdims=True)
+    divergence = compute_entropies(mean)[0] - compute_entropies(distributions).mean()
+    divergence = max(divergence / np.log(max(len(distributions), 2)), 0.0)
+    return float(min(np.sqrt(divergence), 1.0))
+
+
+def compute_total_variation(distributions: np.ndarray, pooled: np.ndarray) -> float:
+    """Compute the mean total variation distance of distributions from the pooled one.
+
+        mean_k 1/2 sum_c |p_k(c) - p(c)|
+
+    Twice this number is the earth mover's distance of Zhao et al. (2018, arXiv:1806.00582).
+
+    Args:
+      distributions: distributions p_k, floats `[K, C]`.
+      pooled: distribution p of the examples of all clients, floats `[C]`.
+
+    Returns:
+      The distance, in [0, 1].
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.data.heterogeneity import compute_total_variation
+      >>> compute_total_variation(np.eye(2), np.array([0.5, 0.5]))
+      0.5
+    """
+    return float(np.abs(distributions - pooled).sum(1).mean() / 2)
+
+
+def compute_entropies(distributions: np.ndarray) -> np.ndarray:
+    """Compute the entropy of each distribution.
+
+    Args:
+      distributions: distributions, floats `[K, C]`.
+
+    Returns:
+      Entropies in nats, `[K]`.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.data.heterogeneity import compute_entropies
+      >>> compute_entropies(np.array([[0.5, 0.5], [1.0, 0.0]])).round(3).tolist()
+      [0.693, 0.0]
+    """
+    logs = np.log(distributions, out=np.zeros_like(distributions), where=distributions > 0)
+    return -(distributions * logs).sum(1)
+
+
+def compute_gini(values: np.ndarray) -> float:
+    """Compute the Gini coefficient: half the relative mean absolute difference of two values.
+
+    Args:
+      values: numbers >= 0, `[K]`.
+
+    Returns:
+      The coefficient, in [0, 1); 0 if all values are equal.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.data.heterogeneity import compute_gini
+      >>> compute_gini(np.array([0, 0, 4, 4]))
+      0.5
+    """
+    total, count = values.sum(), len(values)
+    ranks = 2 * np.arange(1, count + 1) - count - 1
+    return float((ranks * np.sort(values)).sum() / (count * total)) if total else 0.0
