@@ -14,8 +14,10 @@ from fedjax_het.core.optimizers import OPTIMIZERS, optional_optimizer_hyperparam
 from fedjax_het.data import DATASETS, PARTITIONS, SERVER_SOURCES
 from fedjax_het.metrics.registry import METRICS
 from fedjax_het.nn import NETWORKS
+from fedjax_het.skews import SKEWS
 from fedjax_het.utils.config import (
     HyperParameter,
+    config_to_dict,
     document_fields,
     hyperparameters_of,
     validate_arguments,
@@ -133,6 +135,13 @@ def _describe_parameters(parameters: Mapping[str, Any]) -> Iterator[str]:
 
 def _describe_number(name: str, hyperparameter: HyperParameter, default: str = "") -> str:
     return f"  {name}{default}: a number {hyperparameter.bounds}".rstrip()
+
+
+def _describe_skew(skew: Any) -> Iterator[str]:
+    defaults = config_to_dict(skew())
+    yield f"options (--skew {skew.name}:NAME=VALUE):"
+    for name, (words, text) in document_fields(skew).items():
+        yield f"  {name} = {defaults[name]}: {words}. {text}"
 
 
 def _describe_optimizer(optimizer: Any) -> Iterator[str]:
@@ -271,6 +280,7 @@ REGISTRIES: dict[str, tuple[Registry[Any], Callable[[Any], Iterable[str]]]] = {
     "methods": (METHODS, _describe_method),
     "data sets": (DATASETS, lambda dataset: ()),
     "partitions": (PARTITIONS, lambda scheme: _describe_parameters(scheme.parameters)),
+    "skews": (SKEWS, _describe_skew),
     "networks": (NETWORKS, lambda network: _describe_parameters(network.options)),
     "server's examples": (SERVER_SOURCES, lambda source: _describe_parameters(source.options)),
     "metrics": (METRICS, lambda metric: ()),

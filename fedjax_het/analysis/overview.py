@@ -64,7 +64,7 @@ _METHOD_SETTINGS = (
     "precision",
 )
 _SERVER_PREFIX, _PARTITION_PREFIX = "server_options.", "partition_options."
-_SHARED_PREFIXES = (_PARTITION_PREFIX, "network_options.", "optimizer_options.")
+_SHARED_PREFIXES = (_PARTITION_PREFIX, "skew.", "network_options.", "optimizer_options.")
 # Names of settings whose own names do not describe them.
 _DISPLAY_NAMES = {
     "algorithm": "Method",

@@ -46,6 +46,7 @@ _GROUPS = {
     "data": ("dataset", "data_dir", "normalization"),
     "partition": (
         *("partition", "alpha", "classes", "num_clients", "partition_options", "partition_seed"),
+        "skew",
     ),
     "model": (
         *("model", "width", "depth", "norm", "stem", "network_options", "precision", "init_from"),
@@ -74,7 +75,7 @@ _GROUPS = {
 }
 # Fields that --help lists; --help-all lists the others, too.
 _COMMON = (
-    *("dataset", "data_dir", "partition", "alpha", "classes", "num_clients", "model"),
+    *("dataset", "data_dir", "partition", "alpha", "classes", "num_clients", "skew", "model"),
     *("local_epochs", "batch_size", "local_optimizer", "learning_rate", "algorithm"),
     *("participation", "protocol", "hp", "options", "eval_every", "client_tests", "metrics"),
     *("validation", "patience", "rounds", "seed", "seeds", "config", "list", "restart"),
@@ -272,7 +273,9 @@ def read_settings(path: Path, options: Mapping[str, Option]) -> dict[str, Any]:
             require_setting("setting", field, options)
             require(field not in values, field, value, "seed or seeds, not both")
             if value is not None:
-                values[field] = convert_setting(name, value, options[field].annotation)
+                convert = options[field].convert
+                kind = options[field].annotation
+                values[field] = convert(value) if convert else convert_setting(name, value, kind)
     except ConfigError as error:
         raise ConfigError(f"--config {path}: {error}") from error
     return values

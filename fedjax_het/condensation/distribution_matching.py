@@ -355,14 +355,14 @@ def compute_class_mean_logits(
     num_pairs = num_clients * num_classes
     schedule = cohort.schedule
 
-    def sum_block(loops, variables, images, trial, clip_norm, block_data):
+    def sum_block(loops, variables, examples, trial, clip_norm, block_data):
         indices, pair_ids = block_data
 
         def limit(count):
             return jnp.where(trial, jnp.minimum(1, count), count)
 
         def add_batch(i, sums):
-            batch = task.normalize(images[indices[i]])
+            batch = task.normalize(examples.take_by_owner(indices[i]))
             logits, _ = task.model.apply(variables, batch, train=False)
             if clip_norm is not None:
                 (logits,) = clip_rows((logits,), clip_norm)
@@ -383,7 +383,7 @@ def compute_class_mean_logits(
 
     sums = plan.sum_over_blocks(
         sum_block,
-        (variables, cohort.examples.images, schedule.is_verification, clip_norm),
+        (variables, cohort.examples, schedule.is_verification, clip_norm),
         (schedule.full_pass_indices, schedule.full_pass_pair_ids),
         loops=cohort.loops,
     )

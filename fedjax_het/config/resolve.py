@@ -48,6 +48,7 @@ from fedjax_het.data import (
 )
 from fedjax_het.metrics.registry import parse_metrics
 from fedjax_het.nn import NETWORKS
+from fedjax_het.skews import PARTITION_SKEWS, parse_skews
 from fedjax_het.utils.config import (
     HyperParameter,
     PositiveInt,
@@ -71,6 +72,7 @@ USER_PROVIDED = "user"
 # Arguments of `simulate` for objects of the user, by the settings that name such objects.
 _OBJECT_ARGUMENTS = {"dataset": "dataset", "model": "network", "local_optimizer": "optimizer"}
 # Prefixes of the hyperparameters of schedules, by the settings that name the schedules.
+_LABEL_SKEW_SETTINGS = ("partition", *PARTITION_SETTINGS)
 _SCHEDULE_PREFIXES = {"lr_schedule": ROUND_PREFIX, "lr_step_schedule": STEP_PREFIX}
 NAMES: dict[str, Collection[str]] = {
     "algorithm": METHODS,
@@ -193,6 +195,8 @@ def get_option_depth(raw: RunSettings, argument: str, name: str) -> int | None:
       ConfigError: if a name of the settings is unknown.
     """
     _check_names(raw)
+    if argument == "skew":
+        return 0
     method = get_algorithm_spec(raw.algorithm, {})
     protocol = choose_protocol(raw.protocol, method)
     defaults, _, _ = get_protocol_defaults(protocol, method, raw.dataset, raw.model)
@@ -231,6 +235,7 @@ def _resolve_except_hyperparameters(
     for name, prefix in _SCHEDULE_PREFIXES.items():
         if method.trains_locally and getattr(raw, name) is None and f"{prefix}warmup" in raw.hp:
             missing[name] = "constant"
+    raw, missing = _resolve_skew(raw, missing)
     spec = update_settings(raw, **missing)
     spec = _resolve_partition(raw, spec)
     spec = _resolve_network(raw, spec, are_objects_known)
@@ -288,6 +293,38 @@ def _require_unset(raw: RunSettings, names: Iterable[str], expected: str) -> Non
     for name in names:
         value = getattr(raw, name)
         require(value in (None, {}), name, value, expected)
+
+
+def _resolve_skew(raw: RunSettings, missing: dict[str, Any]) -> tuple[RunSettings, dict[str, Any]]:
+    """Resolve the setting `skew`, whose kinds of label skew are partitions.
+
+    Args:
+      raw: settings of the user.
+      missing: defaults of settings that the user has not set.
+
+    Returns:
+      The settings, in which the skew has its canonical order and lacks skews that change nothing;
+      and the defaults.
+    """
+    skew = dict(raw.skew)
+    kinds = {key.partition(".")[0] for key in skew} & PARTITION_SKEWS.keys()
+    for kind in kinds:
+        partition = PARTITION_SKEWS[kind]
+        expected = f"no value: skew {kind} is the partition {partition}"
+        _require_unset(raw, ("partition", *PARTITION_SETTINGS, "partition_options"), expected)
+        require(len(kinds) == 1, "skew", ", ".join(sorted(kinds)), "one kind of partition")
+        names = [key for key in skew if key.partition(".")[0] == kind]
+        options = {key.partition(".")[2]: skew.pop(key) for key in names}
+        options.pop("", None)
+        raw = update_settings(raw, partition=partition, partition_options=options)
+        missing = {name: v for name, v in missing.items() if name not in _LABEL_SKEW_SETTINGS}
+    resolved = {
+        f"{parsed.name}.{field}": getattr(parsed, field)
+        for parsed in parse_skews(skew)
+        for field in field_types(type(parsed))
+        if f"{parsed.name}.{field}" in skew
+    }
+    return update_settings(raw, skew=resolved), missing
 
 
 def _resolve_partition(raw: RunSettings, spec: RunSettings) -> RunSettings:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from fedjax_het.algorithms import METHODS
 from fedjax_het.algorithms.spec import HYPERPARAMETER_SETTINGS as HYPERPARAMETER_SETTINGS
+from fedjax_het.skews import to_skew_settings
 from fedjax_het.utils.config import Bounds, rename_former_arguments, to_python_scalar
 from fedjax_het.utils.errors import ConfigError, require, require_name
 
@@ -17,7 +18,7 @@ _OMITTED_WHEN_EMPTY = (
     *("partition_options", "server_data", "server_options", "pretrain_epochs", "gradient_gaps"),
     *("network_options", "precision", "init_from", "held_out_clients", "held_out_epochs"),
     *("metrics", "optimizer_options", "lr_schedule", "lr_step_schedule", "local_steps"),
-    *("gradient_accumulation", "target_accuracy", "patience", "min_delta", "validation"),
+    *("gradient_accumulation", "target_accuracy", "patience", "min_delta", "validation", "skew"),
 )
 FORMER_SETTING_NAMES = {
     "accumulation": "gradient_accumulation",
@@ -261,6 +262,10 @@ class RunSettings:
     partition_options: dict[str, Any] = field(default_factory=dict)
     """Further options of the partition, e.g. dominating_share=0.9; `fedjax-het show PARTITION`
     lists them (default: the partition's own)."""
+    skew: dict[str, Any] = field(default_factory=dict, metadata={"convert": to_skew_settings})
+    """Further heterogeneity of the clients, e.g. noise:std=0.3 quantity:alpha=0.5; `fedjax-het
+    list` names all kinds. Python and YAML also take a list of such texts, and values by name, e.g.
+    {"noise.std": 0.3} (default: none)."""
     server_data: str | None = None
     """Source of the server's own examples; `fedjax-het list` names all sources (default: held_out
     where they are proxy data, iid for other methods that need them)."""
@@ -343,6 +348,8 @@ class RunSettings:
         """
         for setting in dataclasses.fields(RunSettings):
             value = to_python_scalar(getattr(self, setting.name))
+            if setting.name == "skew":
+                value = to_skew_settings(value)
             if setting.name == "metrics" and isinstance(value, list | tuple):
                 value = ", ".join(map(str, value)) or None
             if setting.name in _FLOAT_SETTINGS and type(value) is int and 0 < value < 2**53:

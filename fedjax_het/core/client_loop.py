@@ -26,6 +26,7 @@ from fedjax_het.core.client_algorithm import (
 from fedjax_het.core.client_rows import get_client_row, scatter_client_states, select_client_models
 from fedjax_het.core.contract_checks import DeclaredHyperParameters, with_error_locations
 from fedjax_het.core.device_exchange import run_blocks_on_devices
+from fedjax_het.core.example_transform import ExampleTransform
 from fedjax_het.core.execution_plan import LANES_AXIS, ExecutionPlan
 from fedjax_het.core.resumable_loops import WHOLE_LOOPS, LoopRunner
 from fedjax_het.utils.arrays import AnyArray, has_no_new_nonfinite, set_row, take_row
@@ -47,6 +48,51 @@ class Examples(NamedTuple):
     "`[N, H, W, C]` uint8 or float32."
     labels: AnyArray
     "`[N]` int32."
+    transform: ExampleTransform | None = None
+    "Feature skews of the clients that read the examples; None for none."
+    label_maps: AnyArray | None = None
+    "`[K, C]` int32: label of each class at each client; None: the labels as they are."
+
+    def take(self, positions: jax.Array, client: jax.Array) -> jax.Array:
+        """Return images as a client sees them.
+
+        Args:
+          positions: positions of the examples, int32 `[B]`.
+          client: id of the client, int32 `[]`.
+
+        Returns:
+          Images as stored, or float32 with values in [0, 1] after the client's feature skews,
+          `[B, H, W, C]`.
+        """
+        images = self.images[positions]
+        return images if self.transform is None else self.transform.apply(images, positions, client)
+
+    def take_by_owner(self, positions: jax.Array) -> jax.Array:
+        """Return images of several clients, each as its owner sees it.
+
+        Args:
+          positions: positions of the examples, int32 `[B]`.
+
+        Returns:
+          Images like the result of `take`.
+        """
+        images = self.images[positions]
+        return (
+            images if self.transform is None else self.transform.apply_by_owner(images, positions)
+        )
+
+    def take_labels(self, positions: jax.Array, client: jax.Array) -> jax.Array:
+        """Return labels as a client sees them.
+
+        Args:
+          positions: positions of the examples, int32 `[B]`.
+          client: id of the client, int32 `[]`.
+
+        Returns:
+          Labels, int32 `[B]`.
+        """
+        labels = self.labels[positions]
+        return labels if self.label_maps is None else self.label_maps[client, labels]
 
 
 class RoundSchedule(NamedTuple):
@@ -266,7 +312,7 @@ class _Lane(NamedTuple):
         inputs = self.inputs
         facts = jax.tree.map(lambda a: take_row(a, slot), slots)
         client_key = jax.random.fold_in(inputs.key, facts.client_ids)
-        init_images = inputs.examples.images[facts.init_example_ids]
+        init_images = inputs.examples.take(facts.init_example_ids, facts.client_ids)
         client = ClientInfo(facts.client_ids, facts.num_samples, facts.num_steps, init_images)
         return ClientContext(inputs.hp, inputs.message, client, client_key)
 
@@ -283,7 +329,8 @@ class _Lane(NamedTuple):
         examples, num_steps = self.inputs.examples, active.num_steps
         context = self.make_context(slots, slot)
         mask = (jnp.arange(indices.shape[0]) < size).astype(jnp.float32)
-        batch = Batch(examples.images[indices], examples.labels[indices], mask, num_steps)
+        images = examples.take(indices, context.client.id)
+        batch = Batch(images, examples.labels[indices], mask, num_steps)
         context = context._replace(key=jax.random.fold_in(context.key, num_steps))
         local, loss = self.client_algorithm.step(context, active.local, batch)
         count = size.astype(jnp.float32)

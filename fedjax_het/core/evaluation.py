@@ -229,7 +229,7 @@ def evaluate(
             is_real = batch_labels >= 0
             batch_images = take_row(images, i)
             if examples is not None:
-                batch_images = examples.images[batch_images]
+                batch_images = examples.take_by_owner(batch_images)
             inputs = task.normalize(batch_images)
             logits, _ = task.model.apply(variables, inputs, train=False)
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, abs(batch_labels))
@@ -380,10 +380,11 @@ def evaluate_clients(
 
         def add_batch(m, sums):
             positions = take_row(indices, m)
-            images = task.normalize(examples.images[positions])
+            images = task.normalize(examples.take(positions, client))
             logits, _ = task.model.apply(variables, images, train=False)
             is_real = positions >= 0
-            is_correct = jnp.where(is_real, correct(logits, examples.labels[positions]), 0)
+            labels = examples.take_labels(positions, client)
+            is_correct = jnp.where(is_real, correct(logits, labels), 0)
             return sums + jnp.stack([is_correct.sum(), is_real.sum(dtype=jnp.float32)])
 
         return jax.lax.fori_loop(0, indices.shape[0], add_batch, jnp.zeros(2, jnp.float32))

@@ -25,6 +25,7 @@ class Stream(enum.IntEnum):
     SERVER = 5
     TUNING = 6
     CONTROL = 7  # substitutes for a method's data in control experiments
+    SKEW = 8  # noise of feature skews
 
 
 class Purpose(enum.IntEnum):

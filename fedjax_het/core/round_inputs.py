@@ -6,6 +6,7 @@ import jax
 
 from fedjax_het.core.client_loop import Examples, RoundSchedule
 from fedjax_het.core.evaluation import ClientTests, EvaluationSet
+from fedjax_het.core.example_transform import SkewInputs
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.task import Task
 from fedjax_het.metrics.registry import Metric, metric_shapes
@@ -49,6 +50,8 @@ class ChunkInputs(NamedTuple):
     "One round of all clients, if diagnostics of their data are measured."
     method_inputs: dict[str, Any] = {}  # noqa: RUF012
     "Arrays that the method requests, by name, see `RoundInput`."
+    skew: SkewInputs | None = None
+    "The run's label skews and feature skews; None for a run without."
     lr_factors: jax.Array | None = None
     "`[R]` factors of `local_lr`; None for a constant rate."
 

@@ -82,9 +82,21 @@ def select_round(inputs: ChunkInputs, r: jax.Array | int) -> ChunkInputs:
     if inputs.lr_factors is not None:
         local_lr = inputs.hp["local_lr"] * take_row(inputs.lr_factors, r)
         inputs = inputs._replace(hp={**inputs.hp, "local_lr": local_lr})
+    inputs = with_skewed_examples(inputs)
     schedules = inputs.schedule, inputs.tuning_schedule
     schedule, tuning_schedule = jax.tree.map(lambda a: take_row(a, r), schedules)
     return inputs._replace(schedule=schedule, tuning_schedule=tuning_schedule)
+
+
+def with_skewed_examples(inputs: ChunkInputs) -> ChunkInputs:
+    """Return the inputs with examples that their clients see through the run's skews."""
+    skew, examples, tests = inputs.skew, inputs.examples, inputs.test_examples
+    if skew is None:
+        return inputs
+    examples = examples._replace(labels=skew.train_labels, transform=skew.transform)
+    if tests is not None:
+        tests = tests._replace(transform=skew.test_transform, label_maps=skew.test_label_maps)
+    return inputs._replace(examples=examples, test_examples=tests, skew=None)
 
 
 def run_round(

@@ -17,6 +17,7 @@ from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.core.autotune import LaneChoice
 from fedjax_het.core.client_loop import Examples
 from fedjax_het.core.evaluation import compute_test_batches, place_evaluation_set
+from fedjax_het.core.example_transform import SkewInputs, make_skew_inputs
 from fedjax_het.core.execution_plan import (
     LANES_AXIS,
     PER_BLOCK,
@@ -26,6 +27,7 @@ from fedjax_het.core.execution_plan import (
 )
 from fedjax_het.core.lr_schedules import compute_round_lr_factors, is_round_schedule_hyperparameter
 from fedjax_het.core.memory import evict_programs_if_needed, release_freed_memory
+from fedjax_het.core.rng import Stream, make_stream_key
 from fedjax_het.core.schedule import Scheduler, ScheduleShape, compute_useful_fraction, merge_shapes
 from fedjax_het.core.work_items import ClientWork
 from fedjax_het.data import PartitionSummary, ServerSummary
@@ -93,6 +95,25 @@ class PreparedRun(DataAssignment):
         """Factors of `local_lr` in each round, float32 `[R]`."""
         spec = self.spec
         return compute_round_lr_factors(spec.lr_schedule or "constant", spec.hp, spec.rounds)
+
+    def make_skew_inputs(self, ids_per_client: int) -> SkewInputs:
+        """Return the run's label skews and feature skews, as programs read them.
+
+        Args:
+          ids_per_client: number of ids of one client in the programs, see `ExampleTransform`.
+
+        Returns:
+          The inputs, arrays on the host.
+        """
+        labels, num_clients = (
+            np.asarray(self.dataset.train_labels, np.int32),
+            self.partition.num_clients,
+        )
+        owners = np.full(len(labels), num_clients, np.int32)
+        for part in filter(None, (self.partition, self.validation)):
+            owners[part.indices] = np.repeat(np.arange(num_clients), part.sizes)
+        key = make_stream_key(self.spec.partition_seed, Stream.SKEW)
+        return make_skew_inputs(self.skew, key, labels, owners, ids_per_client)
 
     @property
     def server_examples(self) -> Examples | None:

@@ -133,6 +133,7 @@ def _get_input_kinds(algorithm: Algorithm, signature: Signature) -> ChunkInputs:
         server_examples=PER_RUN if signature.has_server_data else None,
         diagnostics_schedule=schedule if evaluation.diagnostics_every else None,
         method_inputs=PER_RUN if algorithm.round_inputs else {},
+        skew=PER_RUN if signature.has_skew else None,
         lr_factors=PER_RUN if signature.has_lr_schedule else None,
     )
     return ChunkInputs(**kinds)

@@ -39,6 +39,8 @@ from fedjax_het.data.partition import (
     withhold_validation_examples,
 )
 from fedjax_het.data.server_data import LabeledImages
+from fedjax_het.skews import parse_skews
+from fedjax_het.skews.assignment import ClientSkews, assign_skews, select_examples
 from fedjax_het.utils.config import validate
 from fedjax_het.utils.errors import ConfigError, display_names, display_names_within, require
 
@@ -162,6 +164,7 @@ class DataAssignment:
         `collect_user_digests`.
       validation: the training examples that each client withholds for validation, if any.
         `partition` lacks them.
+      skew: label skews and feature skews of the clients.
     """
 
     spec: ResolvedRunSpec
@@ -173,6 +176,7 @@ class DataAssignment:
     held_out: "HeldOutClients | None" = None
     user_digests: dict[str, str] = field(default_factory=dict)
     validation: Partition | None = None
+    skew: ClientSkews = ClientSkews()
 
 
 class HeldOutClients(NamedTuple):
@@ -182,11 +186,13 @@ class HeldOutClients(NamedTuple):
       partition: the training examples of each.
       tests: the test examples of each.
       clients: their ids among all clients of the partition.
+      skew: their label skews and feature skews.
     """
 
     partition: Partition
     tests: Partition
     clients: np.ndarray
+    skew: ClientSkews = ClientSkews()
 
 
 def user_dataset_digest(spec: ResolvedRunSpec, dataset: Dataset) -> str | None:
@@ -325,19 +331,25 @@ def assign_data(
         all_clients = validate_partition(user_partition, spec, dataset)
     else:
         all_clients = build_partition(spec, dataset)
+    skews = parse_skews(spec.skew)
+    user_digests = collect_user_digests(spec, dataset, user_partition)
+    num_classes, seed = dataset.num_classes, spec.partition_seed
+    all_clients = select_examples(skews, all_clients, dataset.train_labels, num_classes, seed)
     _warn_about_partition(all_clients, spec if user_partition is None else None)
     tests = None
     if spec.has_client_tests or spec.held_out_clients is not None:
         seed, test_per_client = spec.partition_seed, spec.test_per_client
         with display_names({"per_client": "test_per_client"}):
             tests = make_client_tests(all_clients, dataset, seed, test_per_client)
+    dataset, client_skews = assign_skews(skews, all_clients, dataset, seed)
     participants = select_participants(spec, all_clients)
     partition, validation = participants.partition, participants.validation
     client_tests, held_out = tests, None
     if spec.held_out_clients is not None:
         assert tests is not None
         ids = participants.held_out_ids
-        held_out = HeldOutClients(select_clients(all_clients, ids), select_clients(tests, ids), ids)
+        parts = (select_clients(all_clients, ids), select_clients(tests, ids))
+        held_out = HeldOutClients(*parts, ids, client_skews.select(ids))
         client_tests = select_clients(tests, participants.ids)
     server_data = None
     if spec.server_data is not None:
@@ -361,8 +373,9 @@ def assign_data(
         client_tests if spec.has_client_tests else None,
         server_data,
         held_out,
-        collect_user_digests(spec, dataset, user_partition),
+        user_digests,
         validation,
+        client_skews.select(participants.ids),
     )
 
 

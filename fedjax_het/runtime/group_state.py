@@ -335,6 +335,9 @@ def build_run_inputs(group_state: GroupState) -> dict[str, Any]:
     """Return the inputs that do not change while the runs advance in lockstep, by name."""
     group, slots = group_state.group, group_state.slots
     plan, stack = group.program.plan, group.stack_slots
+    pair_work = group.program.algorithm.condensation_work
+    has_pairs = pair_work is not None and not pair_work.is_per_client
+    ids_per_client = group.prepared_runs[0].dataset.num_classes if has_pairs else 1
 
     def stack_by_block(trees: Sequence[Any]) -> Any:
         return stack(trees) if group.runs_parallel else plan.put(trees[0], PER_BLOCK)
@@ -373,6 +376,7 @@ def build_run_inputs(group_state: GroupState) -> dict[str, Any]:
                 group_state, "diagnostics_scheduler", None
             ),
             "method_inputs": lambda: stack([run.method_inputs for run in slots]),
+            "skew": lambda: stack([run.make_skew_inputs(ids_per_client) for run in slots]),
         }
     )
 

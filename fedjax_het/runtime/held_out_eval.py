@@ -18,6 +18,7 @@ from fedjax_het.core.evaluation import (
     evaluate_clients,
     make_client_tests,
 )
+from fedjax_het.core.example_transform import make_skew_inputs
 from fedjax_het.core.execution_plan import ExecutionPlan, make_execution_plan
 from fedjax_het.core.local_training import ServerMessage
 from fedjax_het.core.memory import MAX_CACHED_PROGRAMS
@@ -63,7 +64,10 @@ def evaluate_held_out_clients(
     """
     programs = _build_programs(signature, held_out.partition.num_clients)
     plan, tuning = programs.plan, programs.tuning
+    key = make_stream_key(spec.partition_seed, Stream.SKEW)
+    skew = make_skew_inputs(held_out.skew, key, dataset.train_labels, owners=None)
     examples, tests = _select_examples(dataset.test_images, dataset.test_labels, held_out.tests)
+    examples = examples._replace(transform=skew.test_transform, label_maps=skew.test_label_maps)
     shape = compute_client_tests_shape(plan, tests)
     inputs = (variables, jax.device_put(make_client_tests(plan, tests, shape)), examples)
     accuracies = {"held_out_accuracy": np.asarray(programs.evaluate(*inputs))}
@@ -74,6 +78,7 @@ def evaluate_held_out_clients(
     train_examples, partition = _select_examples(
         dataset.train_images, dataset.train_labels, held_out.partition
     )
+    train_examples = train_examples._replace(transform=skew.transform)
     work = ClientWork(
         partition, tuning.epochs, spec.batch_size, max_num_steps=tuning.steps, stream=Stream.TUNING
     )

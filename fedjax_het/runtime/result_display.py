@@ -33,7 +33,8 @@ TEST_SPLIT_ADVICE = "stopped on the test split, pass validation=0.1"
 _LABEL_SETTINGS = (
     *("algorithm", "dataset", "model", "width", "alpha", "classes", "options", "hp"),
     *HYPERPARAMETER_SETTINGS,
-    *("partition_options", "network_options", "optimizer_options", "server_data", "server_options"),
+    *("partition_options", "skew", "network_options", "optimizer_options", "server_data"),
+    "server_options",
     *("local_epochs", "lr_schedule", "held_out_clients", "client_test_model", "protocol", "seed"),
 )
 _SPARKLINE_WIDTH, _SPARKLINE_HEIGHT = 160, 36  # pixels
@@ -230,7 +231,8 @@ def format_run_label(
     for name, value in spec.hyperparameters.items():
         if value != default_spec.hyperparameters.get(name):
             parts.append(f"{SETTINGS_BY_HYPERPARAMETER.get(name, name)} {value:g}")
-    for field in ("partition_options", "network_options", "optimizer_options", "server_options"):
+    option_settings = ("partition_options", "skew", "network_options", "optimizer_options")
+    for field in (*option_settings, "server_options"):
         if field == "server_options" and spec.server_data is not None:
             continue  # the text of the server's data has them
         default_values = getattr(default_spec, field) or {}

@@ -29,6 +29,7 @@ from fedjax_het.nn import NETWORKS, Model, compute_network_digest, make_model, t
 from fedjax_het.nn.conv_products import AUTO
 from fedjax_het.nn.flops import count_training_flops
 from fedjax_het.nn.precision import configure_compute
+from fedjax_het.skews import FeatureSkew, LabelSkew, parse_skews
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.errors import require
 
@@ -45,6 +46,7 @@ PER_RUN_SETTINGS = (
     "classes",
     "averaging",
     "lr_schedule",
+    "skew",
     "target_accuracy",
     "patience",
     "min_delta",
@@ -56,8 +58,17 @@ def compute_static_key(spec: RunSpec) -> str:
     """Return a key that is equal for runs that the same programs can execute, in lockstep."""
     key = repr(sorted((k, v) for k, v in spec.to_dict().items() if k not in PER_RUN_SETTINGS))
     names = [] if spec.lr_schedule is None else ["lr_schedule"]
+    names += _list_static_skews(spec)
     names += _traced_optional_hyperparameters(spec)
     return f"{key} {names}" if names else key
+
+
+def _list_static_skews(spec: RunSpec) -> list[str]:
+    """Return the skews on which the compiled programs depend, with their static values."""
+    skews = parse_skews(spec.skew)
+    names = [f"{s.name}{s.get_static()}" for s in skews if isinstance(s, FeatureSkew)]
+    labels = [s.name for s in skews if isinstance(s, LabelSkew)]
+    return names + labels
 
 
 def _traced_optional_hyperparameters(spec: RunSpec) -> list[str]:
@@ -92,6 +103,7 @@ class Signature(NamedTuple):
       has_server_data: whether the server has examples.
       pretrain_epochs: epochs of the server's training before the first round.
       has_lr_schedule: whether the local learning rate has a schedule over rounds.
+      has_skew: whether the run has label skews or feature skews.
     """
 
     algorithm: str
@@ -103,6 +115,7 @@ class Signature(NamedTuple):
     has_server_data: bool
     pretrain_epochs: int
     has_lr_schedule: bool
+    has_skew: bool = False
 
     def compute_user_digests(self, spec: ResolvedRunSpec) -> dict[str, str]:
         """Return the digests of a user's network and optimizer, for the record of a run."""
@@ -188,6 +201,7 @@ def build_signature(
         spec.server_data is not None,
         spec.pretrain_epochs or 0,
         spec.lr_schedule is not None,
+        any(isinstance(skew, FeatureSkew | LabelSkew) for skew in parse_skews(spec.skew)),
     )
 
 

@@ -10,11 +10,10 @@ import dataclasses
 import inspect
 import io
 import itertools
-import json
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn, get_args, get_origin
@@ -26,6 +25,7 @@ from fedjax_het.utils.config import (
     field_types,
     get_field_docs,
     is_supported_annotation,
+    parse_literal,
     split_bounds,
     union_members,
     validate,
@@ -69,6 +69,9 @@ class Option(NamedTuple):
     """Text on the default in the help; None for the text of `default`."""
     metavar: str = ""
     """Placeholder of the value in the help; "" for the placeholder of the type."""
+    convert: Callable[[Any], Any] | None = None
+    """Function that converts the words of a command line, and the value of a YAML file; it is the
+    metadata `convert` of the field."""
 
     @property
     def is_positional(self) -> bool:
@@ -109,7 +112,9 @@ def get_options(config_class: type) -> dict[str, Option]:
             flag = name
         elif get_origin(annotation) is dict:  # --option NAME=VALUE sets one of the options
             flag = flag.removesuffix("s")
-        options[name] = Option(name, flag, annotation, default, texts.get(name, ""))
+        convert = field.metadata.get("convert")
+        text = texts.get(name, "")
+        options[name] = Option(name, flag, annotation, default, text, convert=convert)
     return options
 
 
@@ -243,6 +248,8 @@ def _convert_words(option: Option, occurrences: _Occurrences, count_hint: str) -
     for word in words:  # a command checks optional arguments itself
         ok = may_be_empty or (word != "" and "\0" not in word)
         require(ok, flag, word, "a value that is not empty")
+    if option.convert is not None:
+        return option.convert(words)
     if get_origin(annotation) is dict:
         pairs: dict[str, str] = {}
         for word in words:
@@ -315,14 +322,6 @@ def _parse_word(word: str, annotation: Any) -> Any:
                 number = base_type(word)
                 return number if abs(number) <= MAX_FLOAT32 else word
     return word
-
-
-def parse_literal(text: str) -> Any:
-    """Return the number, bool or list that a text represents in JSON, otherwise the text."""
-    try:
-        return json.loads(text.lower() if text.lower() in ("true", "false") else text)
-    except (ValueError, RecursionError):
-        return text
 
 
 def list_item_type(annotation: Any) -> Any:

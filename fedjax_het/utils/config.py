@@ -27,6 +27,7 @@ import functools
 import importlib
 import inspect
 import itertools
+import json
 import keyword
 import math
 import numbers
@@ -673,6 +674,14 @@ def to_json_value(argument: str, value: Any) -> Any:
     is_mapping = isinstance(value, dict) and all(isinstance(key, str) for key in value)
     require(is_mapping, argument, value, "a number, a word, True, False, None or a list of them")
     return {key: to_json_value(argument, item) for key, item in value.items()}
+
+
+def parse_literal(text: str) -> Any:
+    """Return the number, bool or list that a text represents in JSON, otherwise the text."""
+    try:
+        return json.loads(text.lower() if text.lower() in ("true", "false") else text)
+    except (ValueError, RecursionError):
+        return text
 
 
 class HyperParameter(NamedTuple):

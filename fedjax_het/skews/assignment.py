@@ -1,0 +1,106 @@
+"""The skews of a run on the host: examples, labels and parameters of its clients."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_het.data import Dataset, Partition, partition_from_clients
+from fedjax_het.skews.amounts import AmountSkew
+from fedjax_het.skews.base import FeatureSkew, Skew
+from fedjax_het.skews.labels import LabelSkew
+
+_STREAM = 0x5CE7  # of a partition's seed
+
+
+class ClientSkews(NamedTuple):
+    """Label skews and feature skews of K clients, arrays on the host."""
+
+    features: tuple[tuple[FeatureSkew, tuple[Any, Any]], ...] = ()
+    "Each feature skew with the arrays of the clients, `[K, ...]`, and the shared arrays."
+    test_label_maps: np.ndarray | None = None
+    "Int32 `[K, C]`: label of each class in a client's own test; None: as in the data set."
+
+    def select(self, ids: np.ndarray) -> "ClientSkews":
+        """Return the skews of some of the clients."""
+        features = [
+            (skew, (jax.tree.map(lambda a: a[ids], by_client), shared))
+            for skew, (by_client, shared) in self.features
+        ]
+        maps = self.test_label_maps
+        return ClientSkews(tuple(features), None if maps is None else maps[ids])
+
+
+def select_examples(
+    skews: Sequence[Skew],
+    partition: Partition,
+    labels: np.ndarray,
+    num_classes: int,
+    seed: int,
+) -> Partition:
+    """Apply the skews of numbers of examples to a partition.
+
+    Args:
+      skews: the skews of the run.
+      partition: the examples of each of the K clients.
+      labels: labels of the training examples, integers `[N]`.
+      num_classes: number of classes, C.
+      seed: seed of the partition.
+
+    Returns:
+      The partition; the argument itself for a run without such skews.
+    """
+    chosen = [skew for skew in skews if isinstance(skew, AmountSkew)]
+    if not chosen:
+        return partition
+    clients = [partition.client_indices(k) for k in range(partition.num_clients)]
+    for skew in chosen:
+        clients = skew.select_examples(_make_rng(skew, seed), clients, labels, num_classes)
+    selected = partition_from_clients(clients)
+    return dataclasses.replace(partition, indices=selected.indices, offsets=selected.offsets)
+
+
+def assign_skews(
+    skews: Sequence[Skew], partition: Partition, dataset: Dataset, seed: int
+) -> tuple[Dataset, ClientSkews]:
+    """Apply the label skews of a run, and draw the parameters of its feature skews.
+
+    Args:
+      skews: the skews of the run.
+      partition: the examples of each of the K clients, which share none.
+      dataset: the data set of the partition.
+      seed: seed of the partition.
+
+    Returns:
+      The data set with the labels of training examples as the clients see them, and the skews of
+      the clients. Without label skews the data set is the argument itself.
+
+    Raises:
+      ConfigError: if the images cannot be transformed.
+    """
+    num_classes, shape = dataset.num_classes, tuple(dataset.input_shape)
+    clients = [partition.client_indices(k) for k in range(partition.num_clients)]
+    label_maps = np.tile(np.arange(num_classes, dtype=np.int32), (len(clients), 1))
+    labels, has_maps = np.asarray(dataset.train_labels), False
+    for skew in skews:
+        if isinstance(skew, LabelSkew):
+            labels = skew.change_labels(_make_rng(skew, seed), clients, labels, num_classes)
+            own_maps = skew.make_label_maps(_make_rng(skew, seed), len(clients), num_classes)
+            if own_maps is not None:
+                label_maps, has_maps = np.take_along_axis(own_maps, label_maps, 1), True
+    if any(isinstance(skew, LabelSkew) for skew in skews):
+        dataset = dataclasses.replace(dataset, train_labels=labels)
+    features = [skew for skew in skews if isinstance(skew, FeatureSkew)]
+    for skew in features:
+        skew.validate_images(shape)
+    parameters = [s.make_parameters(_make_rng(s, seed), len(clients), shape) for s in features]
+    pairs = tuple(zip(features, parameters, strict=True))
+    return dataset, ClientSkews(pairs, label_maps if has_maps else None)
+
+
+def _make_rng(skew: Skew, seed: int) -> np.random.Generator:
+    """Return the generator of a skew, which does not depend on the other skews."""
+    name = [ord(letter) for letter in skew.name]
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_STREAM, *name)))
