@@ -80,7 +80,9 @@ def assign_skews(
     Raises:
       ConfigError: if the images cannot be transformed.
     """
-    num_classes, shape = dataset.num_classes, tuple(dataset.input_shape)
+    num_classes = dataset.num_classes
+    height, width, channels = dataset.input_shape
+    shape = (height, width, channels)
     clients = [partition.client_indices(k) for k in range(partition.num_clients)]
     label_maps = np.tile(np.arange(num_classes, dtype=np.int32), (len(clients), 1))
     labels, has_maps = np.asarray(dataset.train_labels), False
