@@ -40,7 +40,13 @@ from fedjax_het.data.partition import (
 )
 from fedjax_het.data.server_data import LabeledImages
 from fedjax_het.skews import parse_skews
-from fedjax_het.skews.assignment import ClientSkews, assign_skews, select_examples
+from fedjax_het.skews.assignment import (
+    ClientSkews,
+    Drift,
+    assign_skews,
+    select_active,
+    select_examples,
+)
 from fedjax_het.utils.config import validate
 from fedjax_het.utils.errors import ConfigError, display_names, display_names_within, require
 
@@ -165,6 +171,7 @@ class DataAssignment:
       validation: the training examples that each client withholds for validation, if any.
         `partition` lacks them.
       skew: label skews and feature skews of the clients.
+      drift: active examples of the clients over the rounds; None: all examples in every round.
     """
 
     spec: ResolvedRunSpec
@@ -177,6 +184,7 @@ class DataAssignment:
     user_digests: dict[str, str] = field(default_factory=dict)
     validation: Partition | None = None
     skew: ClientSkews = ClientSkews()
+    drift: Drift | None = None
 
 
 class HeldOutClients(NamedTuple):
@@ -376,6 +384,7 @@ def assign_data(
         user_digests,
         validation,
         client_skews.select(participants.ids),
+        select_active(skews, partition, dataset.train_labels, num_classes, seed),
     )
 
 

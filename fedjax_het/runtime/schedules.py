@@ -19,9 +19,10 @@ from fedjax_het.core.schedule import (
     stack_rounds,
     with_state_rows,
 )
-from fedjax_het.core.work_items import ClientClassWork, ClientWork
-from fedjax_het.data import partition_from_clients
+from fedjax_het.core.work_items import ClientClassWork, ClientWork, DriftingWork
+from fedjax_het.data import Partition, partition_from_clients
 from fedjax_het.runtime.data_assignment import DataAssignment
+from fedjax_het.utils.errors import require
 
 
 def bind_scheduler(assignment: DataAssignment, algorithm: Algorithm) -> Callable[..., Scheduler]:
@@ -42,19 +43,27 @@ def bind_scheduler(assignment: DataAssignment, algorithm: Algorithm) -> Callable
         partition = partition_from_clients(
             [np.concatenate([indices, server_indices]) for indices in client_indices]
         )
-    if (pair_work := algorithm.condensation_work) is not None:
-        labels, num_classes = assignment.dataset.train_labels, assignment.dataset.num_classes
-        work = ClientClassWork(partition, labels, num_classes, pair_work, spec.batch_size)
-        return _bind_settings(spec, work)
-    num_passes = (spec.local_epochs or 0) + algorithm.extra_passes
-    extra_batches = spec.local_steps or 0
-    return _bind_settings(
-        spec, ClientWork(partition, num_passes, spec.batch_size, extra_batches=extra_batches)
-    )
+    dataset, pair_work = assignment.dataset, algorithm.condensation_work
+
+    def make_work(partition: Partition) -> ClientWork | ClientClassWork:
+        if pair_work is not None:
+            labels, num_classes = dataset.train_labels, dataset.num_classes
+            return ClientClassWork(partition, labels, num_classes, pair_work, spec.batch_size)
+        num_passes = (spec.local_epochs or 0) + algorithm.extra_passes
+        extra_batches = spec.local_steps or 0
+        return ClientWork(partition, num_passes, spec.batch_size, extra_batches=extra_batches)
+
+    drift = assignment.drift
+    if drift is None:
+        return _bind_settings(spec, make_work(partition))
+    expected = f"no drift: {spec.algorithm} adds the server's examples to the clients' examples"
+    require(not algorithm.trains_on_server_data, "skew", spec.skew, expected)
+    works = [make_work(part) for part in drift.partitions]
+    return _bind_settings(spec, DriftingWork(works, drift.get_phase, partition))
 
 
 def _bind_settings(
-    spec: ResolvedRunSpec, work: ClientWork | ClientClassWork
+    spec: ResolvedRunSpec, work: ClientWork | ClientClassWork | DriftingWork
 ) -> Callable[..., Scheduler]:
     """Return `Scheduler` with the settings of a run, which keyword arguments may replace."""
     settings = RoundSettings(

@@ -1,6 +1,6 @@
 """Kinds of heterogeneity as settings that combine: `Skew` and the registry `SKEWS`.
 
-A run applies its skews in the order of `SKEWS`: numbers of examples, then labels, then images.
+A run applies its skews in the order of `SKEWS`: numbers of examples, labels, drift, images.
 """
 
 import re
@@ -9,6 +9,7 @@ from typing import Any
 
 from fedjax_het.skews.amounts import AmountSkew, LongTail, PowerLaw, Quantity
 from fedjax_het.skews.base import FeatureSkew, LevelSkew, Skew
+from fedjax_het.skews.drift import ClassArrival, ClientChurn, DriftSkew, LabelDrift
 from fedjax_het.skews.feature import (
     Blur,
     Color,
@@ -37,6 +38,7 @@ SKEWS: Registry[Any] = Registry(
     (
         *(LongTail, Quantity, PowerLaw),
         *(LabelNoise, ConceptShift),
+        *(LabelDrift, ClassArrival, ClientChurn),
         *(Rotation, Inversion, Contrast, Color, Blur, Resolution, PixelPermutation, Noise),
     ),
 )
@@ -155,11 +157,15 @@ __all__ = [
     "SKEWS",
     "AmountSkew",
     "Blur",
+    "ClassArrival",
+    "ClientChurn",
     "Color",
     "ConceptShift",
     "Contrast",
+    "DriftSkew",
     "FeatureSkew",
     "Inversion",
+    "LabelDrift",
     "LabelNoise",
     "LabelSkew",
     "LevelSkew",

@@ -10,9 +10,25 @@ import numpy as np
 from fedjax_het.data import Dataset, Partition, partition_from_clients
 from fedjax_het.skews.amounts import AmountSkew
 from fedjax_het.skews.base import FeatureSkew, Skew
+from fedjax_het.skews.drift import NUM_PHASES, DriftSkew
 from fedjax_het.skews.labels import LabelSkew
+from fedjax_het.utils.errors import require
 
 _STREAM = 0x5CE7  # of a partition's seed
+
+
+class Drift(NamedTuple):
+    """The active examples of the clients over the rounds."""
+
+    partitions: tuple[Partition, ...]
+    "Active examples of the clients in each phase."
+    rounds: int
+    "Rounds of the drift, see `skews.drift.DriftSkew`."
+
+    def get_phase(self, round_index: int) -> int:
+        """Return the phase of a round; the last phase lasts until the end of the run."""
+        num_phases = len(self.partitions)
+        return min(round_index * num_phases // self.rounds, num_phases - 1)
 
 
 class ClientSkews(NamedTuple):
@@ -60,6 +76,41 @@ def select_examples(
         clients = skew.select_examples(_make_rng(skew, seed), clients, labels, num_classes)
     selected = partition_from_clients(clients)
     return dataclasses.replace(partition, indices=selected.indices, offsets=selected.offsets)
+
+
+def select_active(
+    skews: Sequence[Skew],
+    partition: Partition,
+    labels: np.ndarray,
+    num_classes: int,
+    seed: int,
+) -> Drift | None:
+    """Apply the drifts of a run.
+
+    Args:
+      skews: the skews of the run. Several drifts select the examples that all of them select.
+      partition: the training examples of each of the K clients.
+      labels: labels of the training examples, integers `[N]`.
+      num_classes: number of classes, C.
+      seed: seed of the partition.
+
+    Returns:
+      The active examples; None for a run without drift.
+    """
+    chosen = [skew for skew in skews if isinstance(skew, DriftSkew)]
+    if not chosen:
+        return None
+    all_rounds = {skew.rounds for skew in chosen}
+    require(len(all_rounds) == 1, "skew rounds", sorted(all_rounds), "one number for all drifts")
+    clients = [partition.client_indices(k) for k in range(partition.num_clients)]
+    phases = [clients] * NUM_PHASES
+    for skew in chosen:
+        active = skew.select_active(_make_rng(skew, seed), clients, labels, num_classes)
+        phases = [
+            [np.intersect1d(*pair) for pair in zip(*both, strict=True)]
+            for both in zip(phases, active, strict=True)
+        ]
+    return Drift(tuple(map(partition_from_clients, phases)), all_rounds.pop())
 
 
 def assign_skews(

@@ -1,0 +1,88 @@
+"""Drifts: which examples and clients are active in which phase and round."""
+
+import numpy as np
+import pytest
+
+from fedjax_het import ConfigError, RunSpec, simulate
+from fedjax_het.data import partition_from_clients
+from fedjax_het.skews import ClassArrival, ClientChurn, LabelDrift
+from fedjax_het.skews.assignment import select_active
+from fedjax_het.skews.drift import NUM_PHASES
+
+NUM_CLASSES, NUM_CLIENTS, SIZE = 5, 6, 100
+LABELS = np.random.default_rng(0).integers(0, NUM_CLASSES, NUM_CLIENTS * SIZE)
+PARTITION = partition_from_clients(np.arange(NUM_CLIENTS * SIZE).reshape(NUM_CLIENTS, SIZE))
+
+
+def select(*skews, seed=1):
+    return select_active(skews, PARTITION, LABELS, NUM_CLASSES, seed)
+
+
+def test_windows_slide_over_the_classes():
+    drift = select(LabelDrift(width=0.4, rounds=20))
+    mixtures = np.array(
+        [part.label_counts(LABELS, NUM_CLASSES) / part.sizes[:, None] for part in drift.partitions]
+    )
+    for part in drift.partitions:
+        assert (part.sizes == 40).all()
+        for k in range(NUM_CLIENTS):
+            assert np.isin(part.client_indices(k), PARTITION.client_indices(k)).all()
+    seen = [
+        np.unique(np.concatenate([part.client_indices(k) for part in drift.partitions]))
+        for k in range(NUM_CLIENTS)
+    ]
+    assert [len(own) for own in seen] == [SIZE] * NUM_CLIENTS  # all examples are used once
+    steps = np.abs(np.diff(mixtures, axis=0)).sum(-1).mean()
+    ends = np.abs(mixtures[-1] - mixtures[0]).sum(-1).mean()
+    assert ends > 1.5 > 0.5 > steps  # far apart at the ends, close from phase to phase
+
+
+def test_classes_arrive():
+    drift = select(ClassArrival(initial=0.2, rounds=20))
+    counts = [(p.label_counts(LABELS, NUM_CLASSES).sum(0) > 0).sum() for p in drift.partitions]
+    assert counts[0] == 1 and counts[-1] == NUM_CLASSES and (np.diff(counts) >= 0).all()
+    assert drift.partitions[-1].digest() == PARTITION.digest()
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_clients_join_and_leave(share):
+    drift = select(ClientChurn(share=share, rounds=20))
+    present = np.array([part.sizes > 0 for part in drift.partitions])  # [phases, K]
+    changes = np.abs(np.diff(present.astype(int), axis=0)).sum(0)
+    assert (changes == 1).sum() == round(share * NUM_CLIENTS)
+    assert (changes == 0).sum() == NUM_CLIENTS - round(share * NUM_CLIENTS)
+    always = present.all(0)
+    assert (present[0] | present[-1])[~always].all()
+
+
+def test_phases_of_rounds():
+    drift = select(LabelDrift(rounds=20))
+    assert [drift.get_phase(r) for r in (0, 1, 2, 19, 20, 500)] == [0, 0, 1, 9, 9, 9]
+    assert len(drift.partitions) == NUM_PHASES
+
+
+def test_drifts_combine_by_intersection():
+    arrival, churn = ClassArrival(initial=0.2), ClientChurn(share=1.0)
+    both, one, other = select(arrival, churn), select(arrival), select(churn)
+    for phase in range(NUM_PHASES):
+        for k in range(NUM_CLIENTS):
+            parts = [drift.partitions[phase].client_indices(k) for drift in (both, one, other)]
+            np.testing.assert_array_equal(parts[0], np.intersect1d(*parts[1:]))
+    with pytest.raises(ConfigError, match=r"skew rounds = \[20, 50\]: expected one number"):
+        select(LabelDrift(rounds=20), churn)
+
+
+def test_run_trains_on_active_clients():
+    settings = {"model": "mlp", "num_clients": 6, "rounds": 10, "local_epochs": 1, "alpha": 0.5}
+    plain, churning = (
+        simulate(RunSpec(**settings, skew=skew)) for skew in (None, "churn:share=1,rounds=10")
+    )
+    num_clients = churning.metrics["bytes_up"] / (plain.metrics["bytes_up"] / 6)
+    assert num_clients.min() < 6 and (num_clients == np.rint(num_clients)).all()
+    assert (plain.metrics["bytes_up"] == plain.metrics["bytes_up"][0]).all()
+
+
+def test_server_data_of_clients_excludes_drift():
+    spec = RunSpec("data_sharing", model="mlp", num_clients=4, rounds=2, skew="drift")
+    with pytest.raises(ConfigError, match=r"skew = .*expected no drift: data_sharing"):
+        simulate(spec)
