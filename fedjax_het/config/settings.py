@@ -263,8 +263,7 @@ class RunSettings:
     """Further options of the partition, e.g. dominating_share=0.9; `fedjax-het show PARTITION`
     lists them (default: the partition's own)."""
     skew: dict[str, Any] = field(default_factory=dict, metadata={"convert": to_skew_settings})
-    """Further heterogeneity, e.g. noise:std=0.3; `fedjax-het list skews` names all kinds (default:
-    none)."""
+    """Further heterogeneity, e.g. noise:std=0.3; see `fedjax-het list skews` (default: none)."""
     server_data: str | None = None
     """Source of the server's own examples; `fedjax-het list` names all sources (default: held_out
     where they are proxy data, iid for other methods that need them)."""

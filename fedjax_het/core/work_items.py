@@ -263,7 +263,15 @@ class ClientClassWork:
         return self.partition.sizes[clients] > 0
 
     def count_samples(self, work_ids: np.ndarray, num_steps: np.ndarray) -> np.ndarray:
-        """Return the number of examples that work items process, `[n]`; all take all steps."""
+        """Return the number of examples that work items process.
+
+        Args:
+          work_ids: the work items, `[n]`.
+          num_steps: not read; work items take all steps.
+
+        Returns:
+          Numbers of examples, `[n]`.
+        """
         return self.num_samples[work_ids]
 
     def work_ids_of_clients(self, clients: np.ndarray) -> np.ndarray:

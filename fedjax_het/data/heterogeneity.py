@@ -93,7 +93,7 @@ def compute_entropies(distributions: np.ndarray) -> np.ndarray:
       [0.693, 0.0]
     """
     logs = np.log(distributions, out=np.zeros_like(distributions), where=distributions > 0)
-    return -(distributions * logs).sum(1)
+    return 0.0 - (distributions * logs).sum(1)
 
 
 def compute_gini(values: np.ndarray) -> float:
