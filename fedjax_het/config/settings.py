@@ -197,8 +197,7 @@ class RunSettings:
     """Scheme that splits the training data among the clients; `fedjax-het list` names all
     partitions."""
     alpha: float | None = field(default=None, metadata=_POSITIVE)
-    """Concentration of the Dirichlet partition, > 0. A small value gives clients very different
-    labels."""
+    """Concentration of the Dirichlet partition, > 0. Small values give clients few labels."""
     classes: int | None = field(default=None, metadata=_COUNT)
     """Number of labels on each client, for partitions by label."""
     model: str | None = None
@@ -307,9 +306,9 @@ class RunSettings:
     """Minibatches whose gradients are averaged for one optimizer step. The last step of a round may
     average fewer (default: 1)."""
     validation: float | None = field(default=None, metadata=_OPEN_SHARE)
-    """Fraction in (0, 1) of each client's training examples that is withheld from training for
-    validation. Early stopping, the best round and tuning then use the accuracy on these examples
-    instead of the test accuracy (default: no validation examples)."""
+    """Fraction in (0, 1) of each client's training examples that is withheld from training. Early
+    stopping, the best round and tuning then use the accuracy on these examples instead of the test
+    accuracy (default: none)."""
     target_accuracy: float | None = field(default=None, metadata=_POSITIVE_SHARE)
     """Accuracy in (0, 1] at which the run ends (default: the run ends after its last round). It is
     the global model's validation accuracy, or its test accuracy without validation examples; for a
