@@ -108,12 +108,12 @@ def draw_virtual_features(
         cohort.examples.images[:1],
     ).shape[-1]
 
-    def sum_block(loops, variables, images, key, is_verification, block):
+    def sum_block(loops, variables, examples, key, is_verification, block):
         batches, ids = block
 
         def add_batch(i, sums):
             index, size, label = (take_row(values, i) for values in batches)
-            z = embed(variables, task.normalize(images[index]), train=False)[0]
+            z = embed(variables, task.normalize(examples.take_by_owner(index)), train=False)[0]
             mask = (jnp.arange(len(index)) < size).astype(z.dtype)
             noise_key = jax.random.fold_in(key, take_row(ids, i))
             noise = jax.random.normal(noise_key, (num_draws, len(index)))
@@ -141,7 +141,7 @@ def draw_virtual_features(
         lambda a: a.reshape(num_batches, plan.blocks, *a.shape[1:]).swapaxes(0, 1),
         (padded, jnp.arange(num_batches * plan.blocks)),
     )
-    inputs = (variables, cohort.examples.images, key, cohort.schedule.is_verification)
+    inputs = (variables, cohort.examples, key, cohort.schedule.is_verification)
     sums = plan.sum_over_blocks(sum_block, inputs, blocks, loops=cohort.loops)
     count = sums[:, -1, -1]
     mean = sums[:, -1, :-1] / jnp.maximum(count, 1)[:, None]

@@ -48,7 +48,7 @@ from fedjax_het.data import (
 )
 from fedjax_het.metrics.registry import parse_metrics
 from fedjax_het.nn import NETWORKS
-from fedjax_het.skews import PARTITION_SKEWS, parse_skews
+from fedjax_het.skews import PARTITION_SKEWS, FeatureSkew, parse_skews
 from fedjax_het.utils.config import (
     HyperParameter,
     PositiveInt,
@@ -236,6 +236,10 @@ def _resolve_except_hyperparameters(
         if method.trains_locally and getattr(raw, name) is None and f"{prefix}warmup" in raw.hp:
             missing[name] = "constant"
     raw, missing = _resolve_skew(raw, missing)
+    is_feature_skew = [isinstance(skew, FeatureSkew) for skew in parse_skews(raw.skew)]
+    is_valid = not (any(is_feature_skew) and "averages" in method.required_data)
+    expected = f"no skew of images: {method.name} averages images before the clients see them"
+    require(is_valid, "skew", raw.skew, expected)
     spec = update_settings(raw, **missing)
     spec = _resolve_partition(raw, spec)
     spec = _resolve_network(raw, spec, are_objects_known)

@@ -190,6 +190,12 @@ def test_wrong_skew_is_one_line(skew, message):
     assert "\n" not in str(raised.value)
 
 
+def test_averages_of_images_exclude_skews_of_images():
+    with pytest.raises(ConfigError, match=r"skew = .*expected no skew of images: fedmix"):
+        RunSpec("fedmix", model="mlp", skew="noise:std=0.1").resolved()
+    assert RunSpec("fedmix", model="mlp", skew="quantity:alpha=1").resolved().skew
+
+
 def test_label_skew_excludes_a_partition():
     with pytest.raises(ConfigError, match=r"alpha = 0.5: expected no value: skew label is"):
         RunSpec(**SETTINGS, skew="label:alpha=0.1").resolved()
