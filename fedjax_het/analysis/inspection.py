@@ -138,9 +138,9 @@ def _describe_number(name: str, hyperparameter: HyperParameter, default: str = "
 
 
 def _describe_skew(skew: Any) -> Iterator[str]:
-    defaults = config_to_dict(skew())
+    defaults = config_to_dict(skew.make())
     yield f"options (--skew {skew.name}:NAME=VALUE):"
-    for name, (words, text) in document_fields(skew).items():
+    for name, (words, text) in document_fields(skew.make).items():
         yield f"  {name} = {defaults[name]}: {words}. {text}"
 
 

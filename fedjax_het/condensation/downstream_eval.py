@@ -237,7 +237,7 @@ def _test(model: Model, variables: Variables, test: Examples) -> Array:
         image, label = example
         return correct(model.apply(variables, image[None], train=False)[0][0], label)
 
-    return jax.lax.map(is_correct, tuple(test[:2]), batch_size=_TEST_BATCH).mean()
+    return jax.lax.map(is_correct, tuple(test), batch_size=_TEST_BATCH).mean()
 
 
 def _mean_std(values: np.ndarray) -> MeanStd:

@@ -48,6 +48,50 @@ class Examples(NamedTuple):
     "`[N, H, W, C]` uint8 or float32."
     labels: AnyArray
     "`[N]` int32."
+
+    def take(self, positions: jax.Array, client: jax.Array) -> jax.Array:
+        """Return images as a client sees them.
+
+        Args:
+          positions: positions of the examples, int32 `[B]`.
+          client: id of the client, int32 `[]`; not read without skews.
+
+        Returns:
+          Images as stored, `[B, H, W, C]`.
+        """
+        return self.images[positions]
+
+    def take_by_owner(self, positions: jax.Array) -> jax.Array:
+        """Return images of several clients, each as its owner sees it.
+
+        Args:
+          positions: positions of the examples, int32 `[B]`.
+
+        Returns:
+          Images as stored, `[B, H, W, C]`.
+        """
+        return self.images[positions]
+
+    def take_labels(self, positions: jax.Array, client: jax.Array) -> jax.Array:
+        """Return labels as a client sees them.
+
+        Args:
+          positions: positions of the examples, int32 `[B]`.
+          client: id of the client, int32 `[]`; not read without skews.
+
+        Returns:
+          Labels, int32 `[B]`.
+        """
+        return self.labels[positions]
+
+
+class SkewedExamples(NamedTuple):
+    """Examples that clients see through the run's skews; it replaces `Examples`."""
+
+    images: AnyArray
+    "`[N, H, W, C]` uint8 or float32, as stored."
+    labels: AnyArray
+    "`[N]` int32."
     transform: ExampleTransform | None = None
     "Feature skews of the clients that read the examples; None for none."
     label_maps: AnyArray | None = None
@@ -61,8 +105,8 @@ class Examples(NamedTuple):
           client: id of the client, int32 `[]`.
 
         Returns:
-          Images as stored, or float32 with values in [0, 1] after the client's feature skews,
-          `[B, H, W, C]`.
+          Images `[B, H, W, C]`: float32 with values in [0, 1] before noise under feature skews,
+          otherwise as stored.
         """
         images = self.images[positions]
         return images if self.transform is None else self.transform.apply(images, positions, client)
@@ -93,6 +137,10 @@ class Examples(NamedTuple):
         """
         labels = self.labels[positions]
         return labels if self.label_maps is None else self.label_maps[client, labels]
+
+
+ClientExamples = Examples | SkewedExamples
+"""Examples that a client reads."""
 
 
 class RoundSchedule(NamedTuple):
@@ -161,7 +209,7 @@ class Cohort(NamedTuple):
 
     schedule: RoundSchedule
     "Clients, lanes and minibatches of the round."
-    examples: Examples
+    examples: ClientExamples
     "The clients' training examples."
     server_examples: Examples | None = None
     "The server's examples, `[n_0, ...]`; None for a server without."
@@ -268,7 +316,7 @@ class _BlockInputs(NamedTuple):
     message: Tree
     states: Tree  # of all clients, or the rows of a table
     key: jax.Array  # of the round
-    examples: Examples
+    examples: ClientExamples
     max_steps: Any  # [] int32 of the longest lane of all blocks
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 
-from fedjax_het.core.client_loop import Examples
+from fedjax_het.core.client_loop import ClientExamples
 from fedjax_het.core.execution_plan import PER_BLOCK, ExecutionPlan
 from fedjax_het.core.memory import memory_limit_bytes
 from fedjax_het.core.task import Task
@@ -197,7 +197,7 @@ def evaluate(
     data: EvaluationSet,
     num_batches: jax.Array | int | None = None,
     *,
-    examples: Examples | None = None,
+    examples: ClientExamples | None = None,
     num_domains: int = 0,
     metrics: tuple[Metric, ...] = (),
 ) -> Evaluation:
@@ -354,7 +354,7 @@ def evaluate_clients(
     plan: ExecutionPlan,
     models: ClientModelSource,
     tests: ClientTests,
-    examples: Examples,
+    examples: ClientExamples,
     num_clients: int,
     num_groups: jax.Array | int,
 ) -> ClientEvaluation:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_het.core.client_loop import Cohort, Examples, RoundSchedule, train_cohort
+from fedjax_het.core.client_loop import ClientExamples, Cohort, RoundSchedule, train_cohort
 from fedjax_het.core.client_rows import get_client_row, tile_over_clients
 from fedjax_het.core.evaluation import (
     ClientEvaluation,
@@ -228,7 +228,7 @@ def _evaluate_clients(
         tuned = _tune_clients(components, inputs, state, key, signal, loops)
         models, signal = ClientModelSource(get_client_row, tuned), jnp.float32(0)
 
-    def evaluate_on(tests: ClientTests, examples: Examples, signal) -> ClientEvaluation:
+    def evaluate_on(tests: ClientTests, examples: ClientExamples, signal) -> ClientEvaluation:
         num_groups = tests.clients.shape[1]
         num_groups = jnp.where(inputs.schedule.is_verification, 1, num_groups)
         num_groups *= loops.has_finished_loops()

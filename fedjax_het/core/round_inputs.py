@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_het.core.client_loop import Examples, RoundSchedule
+from fedjax_het.core.client_loop import ClientExamples, Examples, RoundSchedule
 from fedjax_het.core.evaluation import ClientTests, EvaluationSet
 from fedjax_het.core.example_transform import SkewInputs
 from fedjax_het.core.execution_plan import ExecutionPlan
@@ -30,7 +30,7 @@ class ChunkInputs(NamedTuple):
     "`[]` int32: rounds to run, at most R."
     num_eval_batches: jax.Array
     "`[]` int32: batches of the test set per block."
-    examples: Examples
+    examples: ClientExamples
     "The clients' training examples."
     tuning_schedule: RoundSchedule | None = None
     "`[R, ...]` of all clients, for methods whose clients tune copies of the global model."
@@ -38,7 +38,7 @@ class ChunkInputs(NamedTuple):
     "None for methods without a global model."
     client_tests: ClientTests | None = None
     "None if clients have no own tests."
-    test_examples: Examples | None = None
+    test_examples: ClientExamples | None = None
     "The examples that `client_tests` indexes."
     validation_set: EvaluationSet | None = None
     "All validation examples: positions in `examples` in place of images; None without them."

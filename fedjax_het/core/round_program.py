@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from fedjax_het.core.client_loop import Cohort
+from fedjax_het.core.client_loop import Cohort, SkewedExamples
 from fedjax_het.core.drift import raise_no_model_change
 from fedjax_het.core.execution_plan import LANES_AXIS
 from fedjax_het.core.resumable_loops import LoopRunner
@@ -93,9 +93,10 @@ def with_skewed_examples(inputs: ChunkInputs) -> ChunkInputs:
     skew, examples, tests = inputs.skew, inputs.examples, inputs.test_examples
     if skew is None:
         return inputs
-    examples = examples._replace(labels=skew.train_labels, transform=skew.transform)
+    examples = SkewedExamples(examples.images, skew.train_labels, skew.transform)
     if tests is not None:
-        tests = tests._replace(transform=skew.test_transform, label_maps=skew.test_label_maps)
+        images, labels = tests.images, tests.labels
+        tests = SkewedExamples(images, labels, skew.test_transform, skew.test_label_maps)
     return inputs._replace(examples=examples, test_examples=tests, skew=None)
 
 

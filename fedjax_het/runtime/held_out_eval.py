@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_het.algorithms.base import FineTuning
 from fedjax_het.config.run_spec import ResolvedRunSpec
-from fedjax_het.core.client_loop import Cohort, Examples, train_cohort
+from fedjax_het.core.client_loop import Cohort, Examples, SkewedExamples, train_cohort
 from fedjax_het.core.client_rows import get_client_row, tile_over_clients
 from fedjax_het.core.evaluation import (
     ClientModelSource,
@@ -67,9 +67,9 @@ def evaluate_held_out_clients(
     key = make_stream_key(spec.partition_seed, Stream.SKEW)
     skew = make_skew_inputs(held_out.skew, key, dataset.train_labels, owners=None)
     examples, tests = _select_examples(dataset.test_images, dataset.test_labels, held_out.tests)
-    examples = examples._replace(transform=skew.test_transform, label_maps=skew.test_label_maps)
+    test_examples = SkewedExamples(*examples, skew.test_transform, skew.test_label_maps)
     shape = compute_client_tests_shape(plan, tests)
-    inputs = (variables, jax.device_put(make_client_tests(plan, tests, shape)), examples)
+    inputs = (variables, jax.device_put(make_client_tests(plan, tests, shape)), test_examples)
     accuracies = {"held_out_accuracy": np.asarray(programs.evaluate(*inputs))}
     if tuning is None or programs.tune is None:
         return accuracies
@@ -78,7 +78,7 @@ def evaluate_held_out_clients(
     train_examples, partition = _select_examples(
         dataset.train_images, dataset.train_labels, held_out.partition
     )
-    train_examples = train_examples._replace(transform=skew.transform)
+    skewed_examples = SkewedExamples(*train_examples, skew.transform)
     work = ClientWork(
         partition, tuning.epochs, spec.batch_size, max_num_steps=tuning.steps, stream=Stream.TUNING
     )
@@ -87,8 +87,8 @@ def evaluate_held_out_clients(
     # The keys equal the keys of a fine-tuning in a round after the last round.
     round_key = jax.random.fold_in(make_stream_key(spec.seed, Stream.TRAIN), spec.rounds)
     key = fold_in_purpose(round_key, Purpose.TUNING)
-    programs.tune.verify((*inputs, hp, scheduler.make_first_step_round(0), train_examples, key))
-    _, tuned = programs.tune(*inputs, hp, scheduler.make_round(0), train_examples, key)
+    programs.tune.verify((*inputs, hp, scheduler.make_first_step_round(0), skewed_examples, key))
+    _, tuned = programs.tune(*inputs, hp, scheduler.make_round(0), skewed_examples, key)
     return {**accuracies, "held_out_tuned_accuracy": np.asarray(tuned)}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedjax_het.skews.amounts import AmountSkew, LongTail, PowerLaw, Quantity
-from fedjax_het.skews.base import FeatureSkew, LevelSkew, Skew
+from fedjax_het.skews.base import FeatureSkew, LevelSkew, Skew, SkewKind
 from fedjax_het.skews.drift import ClassArrival, ClientChurn, DriftSkew, LabelDrift
 from fedjax_het.skews.feature import (
     Blur,
@@ -33,16 +33,16 @@ from fedjax_het.utils.registry import LIST_COMMAND, Registry
 
 _FIELD_SEPARATOR = re.compile(r",(?=\w+=)")  # other commas separate values
 
-SKEWS: Registry[Any] = Registry(
-    "skew",
-    (
-        *(LongTail, Quantity, PowerLaw),
-        *(LabelNoise, ConceptShift),
-        *(LabelDrift, ClassArrival, ClientChurn),
-        *(Rotation, Inversion, Contrast, Color, Blur, Resolution, PixelPermutation, Noise),
-    ),
+_KINDS: tuple[type[Skew], ...] = (
+    *(LongTail, Quantity, PowerLaw),
+    *(LabelNoise, ConceptShift),
+    *(LabelDrift, ClassArrival, ClientChurn),
+    *(Rotation, Inversion, Contrast, Color, Blur, Resolution, PixelPermutation, Noise),
 )
-"""Classes of skews by name, in the order of their application."""
+SKEWS: Registry[SkewKind] = Registry(
+    "skew", (SkewKind(kind.name, kind.description, kind) for kind in _KINDS)
+)
+"""Kinds of skews by name, in the order of their application."""
 
 
 def parse_skews(settings: Mapping[str, Any]) -> tuple[Skew, ...]:
@@ -66,16 +66,16 @@ def parse_skews(settings: Mapping[str, Any]) -> tuple[Skew, ...]:
     for key, value in settings.items():
         name, _, field = key.partition(".")
         require_name("skew", name, SKEWS, listed_by=LIST_COMMAND)
-        require_name(f"skew {name}", field, field_types(SKEWS[name]))
+        require_name(f"skew {name}", field, field_types(SKEWS[name].make))
         fields_by_name.setdefault(name, {})[field] = value
     skews = []
     for name in SKEWS:
         if name in fields_by_name:
             fields = fields_by_name[name]
             with display_names(
-                {field: f"skew {name}:{field}" for field in field_types(SKEWS[name])}
+                {field: f"skew {name}:{field}" for field in field_types(SKEWS[name].make)}
             ):
-                skews.append(parse_config(SKEWS[name], fields))
+                skews.append(parse_config(SKEWS[name].make, fields))
     return tuple(skew for skew in skews if not skew.is_neutral)
 
 
@@ -141,8 +141,8 @@ def _parse_text(text: str) -> dict[str, Any]:
         values = [parse_literal(word) for word in value.split(",")]
         fields[f"{name}.{field}"] = values if len(values) > 1 else values[0]
     if name in SKEWS:
-        strength = f"{name}.{SKEWS[name].strength}"
-        fields.setdefault(strength, getattr(SKEWS[name](), SKEWS[name].strength))
+        default = SKEWS[name].make()
+        fields.setdefault(f"{name}.{default.strength}", getattr(default, default.strength))
     return fields or {name: True}
 
 
@@ -177,6 +177,7 @@ __all__ = [
     "Resolution",
     "Rotation",
     "Skew",
+    "SkewKind",
     "parse_skews",
     "to_skew_settings",
 ]

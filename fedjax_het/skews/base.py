@@ -1,12 +1,13 @@
 """`Skew`, the base class of all kinds of heterogeneity, and the levels of the clients."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import numpy as np
 
 from fedjax_het.utils.config import Config, PositiveInt
+from fedjax_het.utils.registry import format_entry
 
 Tree = Any
 Levels = Literal["ramp", "uniform", "groups", "equal"]
@@ -29,6 +30,20 @@ class Skew(Config):
     def is_neutral(self) -> bool:
         """Whether the skew changes nothing."""
         return getattr(self, self.strength) == self.neutral
+
+
+class SkewKind(NamedTuple):
+    """Entry of a kind of skew in the registry."""
+
+    name: str
+    "Word that names the kind in settings."
+    description: str
+    "One line for `fedjax-het list`."
+    make: type[Skew]
+    "Class of the kind, whose fields are its parameters."
+
+    def __repr__(self) -> str:
+        return format_entry(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,11 +36,10 @@ def run(skew=None, **settings):
     return simulate(RunSpec(**{**SETTINGS, "skew": skew, **settings}))
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in SKEWS if SKEWS[n].neutral is not None and n != "color"]
-)
+@pytest.mark.parametrize("name", [n for n in SKEWS if SKEWS[n].make.neutral is not None])
 def test_neutral_skew_is_the_plain_run(name):
-    neutral = {f"{name}.{SKEWS[name].strength}": SKEWS[name].neutral}
+    kind = SKEWS[name].make
+    neutral = {f"{name}.{kind.strength}": kind.neutral}
     specs = [RunSpec(**SETTINGS, skew=skew).resolved() for skew in (None, neutral)]
     assert specs[0] == specs[1] and specs[0].digest() == specs[1].digest()
 

@@ -356,7 +356,7 @@ def test_dropout_does_not_depend_on_placement(dropping_on_digits):
 
 def test_dropout_depends_on_step_key(dropping_on_digits):
     federation = dropping_on_digits()
-    images, labels, *_ = federation.examples
+    images, labels = federation.examples
     batch = Batch(images[:8], labels[:8], jnp.ones(8), jnp.int32(0))
     variables = federation.task.model.init(jax.random.key(0))
     step = jax.jit(federation.task.loss_and_gradient)

@@ -184,7 +184,7 @@ def test_help_documents_every_field():
     for field in dataclasses.fields(RunSpec):
         assert f"\n      {field.name}: " in attributes, field.name
     text = " ".join(pydoc.render_doc(RunSpec).replace("|", " ").split())
-    assert "Concentration of the Dirichlet partition, > 0. A small" in text  # its limits once
+    assert "Concentration of the Dirichlet partition, > 0. Small" in text  # its limits once
     assert "Number of clients in the federation. Allowed: >= 1." in text
     assert "names all data sets. Default: 'digits'." in text
 

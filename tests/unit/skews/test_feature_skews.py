@@ -23,7 +23,7 @@ from fedjax_het.skews import (
 SHAPE = (7, 7, 3)
 IMAGES = np.random.default_rng(0).random((4, *SHAPE)).astype(np.float32)
 KEYS = jax.random.split(jax.random.key(0), len(IMAGES))
-FEATURE_SKEWS = [name for name in SKEWS if issubclass(SKEWS[name], FeatureSkew)]
+FEATURE_SKEWS = [name for name in SKEWS if issubclass(SKEWS[name].make, FeatureSkew)]
 
 
 def transform(skew, client=-1, num_clients=4, images=IMAGES):
@@ -117,7 +117,8 @@ def test_permutation_moves_a_share_of_the_pixels(share):
 @pytest.mark.parametrize("name", FEATURE_SKEWS)
 def test_neutral_parameters_are_the_identity(name):
     """Also where a client has level 0, whose parameters the program computes with."""
-    skew = SKEWS[name](**{SKEWS[name].strength: float(SKEWS[name].neutral)})
-    assert skew.is_neutral and not SKEWS[name]().is_neutral
+    kind = SKEWS[name].make
+    skew = kind(**{kind.strength: float(kind.neutral)})
+    assert skew.is_neutral and not kind().is_neutral
     images = np.repeat(IMAGES[..., :1], 3, -1) if name == "color" else IMAGES
     np.testing.assert_allclose(transform(skew, images=images), images, atol=1e-5)
