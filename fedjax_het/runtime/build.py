@@ -106,7 +106,7 @@ class PreparedRun(DataAssignment):
           The inputs, arrays on the host.
         """
         labels, num_clients = (
-            np.asarray(self.dataset.train_labels, np.int32),
+            np.asarray(self.client_dataset.train_labels, np.int32),
             self.partition.num_clients,
         )
         owners = np.full(len(labels), num_clients, np.int32)
@@ -132,7 +132,7 @@ class PreparedRun(DataAssignment):
         held_out = None if self.held_out is None else self.held_out.partition
         withheld = [part for part in (self.validation, held_out) if part is not None]
         return FederationData(
-            self.dataset,
+            self.client_dataset,
             self.partition,
             self.server_examples,
             spec.local_epochs,
@@ -143,7 +143,7 @@ class PreparedRun(DataAssignment):
 
     def summarize_partition(self) -> PartitionSummary:
         """Return the partition in numbers; validation examples do not count as unused."""
-        labels, num_classes = self.dataset.train_labels, self.dataset.num_classes
+        labels, num_classes = self.client_dataset.train_labels, self.dataset.num_classes
         summary = self.partition.summarize(labels, num_classes)
         num_validation = 0 if self.validation is None else len(self.validation.indices)
         return replace(summary, num_unused=summary.num_unused - num_validation)

@@ -171,6 +171,8 @@ class DataAssignment:
       validation: the training examples that each client withholds for validation, if any.
         `partition` lacks them.
       skew: label skews and feature skews of the clients.
+      skewed_dataset: the data set with the training labels as the clients see them; None without
+        label skews.
       drift: active examples of the clients over the rounds; None: all examples in every round.
     """
 
@@ -184,7 +186,13 @@ class DataAssignment:
     user_digests: dict[str, str] = field(default_factory=dict)
     validation: Partition | None = None
     skew: ClientSkews = ClientSkews()
+    skewed_dataset: Dataset | None = None
     drift: Drift | None = None
+
+    @property
+    def client_dataset(self) -> Dataset:
+        """The data set with the training labels as the clients see them."""
+        return self.skewed_dataset or self.dataset
 
 
 class HeldOutClients(NamedTuple):
@@ -337,19 +345,18 @@ def assign_data(
     """
     if user_partition is not None:
         all_clients = validate_partition(user_partition, spec, dataset)
+        all_clients = _apply_amount_skews(spec, dataset, all_clients)
     else:
         all_clients = build_partition(spec, dataset)
     skews = parse_skews(spec.skew)
-    user_digests = collect_user_digests(spec, dataset, user_partition)
     num_classes, seed = dataset.num_classes, spec.partition_seed
-    all_clients = select_examples(skews, all_clients, dataset.train_labels, num_classes, seed)
     _warn_about_partition(all_clients, spec if user_partition is None else None)
     tests = None
     if spec.has_client_tests or spec.held_out_clients is not None:
         seed, test_per_client = spec.partition_seed, spec.test_per_client
         with display_names({"per_client": "test_per_client"}):
             tests = make_client_tests(all_clients, dataset, seed, test_per_client)
-    dataset, client_skews = assign_skews(skews, all_clients, dataset, seed)
+    skewed_dataset, client_skews = assign_skews(skews, all_clients, dataset, seed)
     participants = select_participants(spec, all_clients)
     partition, validation = participants.partition, participants.validation
     client_tests, held_out = tests, None
@@ -381,9 +388,10 @@ def assign_data(
         client_tests if spec.has_client_tests else None,
         server_data,
         held_out,
-        user_digests,
+        collect_user_digests(spec, dataset, user_partition),
         validation,
         client_skews.select(participants.ids),
+        skewed_dataset,
         select_active(skews, partition, dataset.train_labels, num_classes, seed),
     )
 
@@ -485,9 +493,15 @@ def build_partition(spec: ResolvedRunSpec, dataset: Dataset) -> Partition:
             class_names=dataset.class_names,
             **spec.partition_arguments,
         )
-    if not len(server_indices):
-        return partition
-    return dataclasses.replace(partition, indices=client_indices[partition.indices])
+    if len(server_indices):
+        partition = dataclasses.replace(partition, indices=client_indices[partition.indices])
+    return _apply_amount_skews(spec, dataset, partition)
+
+
+def _apply_amount_skews(spec: ResolvedRunSpec, dataset: Dataset, partition: Partition) -> Partition:
+    """Return the partition after the run's skews of numbers of examples."""
+    skews, labels = parse_skews(spec.skew), dataset.train_labels
+    return select_examples(skews, partition, labels, dataset.num_classes, spec.partition_seed)
 
 
 def load_server_pool(

@@ -358,7 +358,9 @@ def build_run_inputs(group_state: GroupState) -> dict[str, Any]:
             "batch_size": batch_size,
         }
         validation_sets = [
-            make_validation_set(plan, dataset.train_labels, run.validation.indices, **layout)
+            make_validation_set(
+                plan, run.client_dataset.train_labels, run.validation.indices, **layout
+            )
             for run in slots
             if run.validation
         ]

@@ -122,7 +122,7 @@ def _build_result(group_state: GroupState, i: int, state: Any) -> Result:
         accuracies = evaluate_held_out_clients(
             group_state.group.program.signature,
             run.spec,
-            run.dataset,
+            run.client_dataset,
             run.held_out,
             jax.tree.map(fetch_to_host, algorithm.get_result_model(state)),
             run.hp,

@@ -43,7 +43,7 @@ def bind_scheduler(assignment: DataAssignment, algorithm: Algorithm) -> Callable
         partition = partition_from_clients(
             [np.concatenate([indices, server_indices]) for indices in client_indices]
         )
-    dataset, pair_work = assignment.dataset, algorithm.condensation_work
+    dataset, pair_work = assignment.client_dataset, algorithm.condensation_work
 
     def make_work(partition: Partition) -> ClientWork | ClientClassWork:
         if pair_work is not None:
@@ -54,10 +54,12 @@ def bind_scheduler(assignment: DataAssignment, algorithm: Algorithm) -> Callable
         return ClientWork(partition, num_passes, spec.batch_size, extra_batches=extra_batches)
 
     drift = assignment.drift
+    has_skew = drift or assignment.skewed_dataset or assignment.skew.features
+    expected = f"skews of numbers of examples: clients of {spec.algorithm} hold the server's, too"
+    is_valid = not (has_skew and algorithm.trains_on_server_data)
+    require(is_valid, "skew", spec.skew, expected)
     if drift is None:
         return _bind_settings(spec, make_work(partition))
-    expected = f"no drift: {spec.algorithm} adds the server's examples to the clients' examples"
-    require(not algorithm.trains_on_server_data, "skew", spec.skew, expected)
     works = [make_work(part) for part in drift.partitions]
     return _bind_settings(spec, DriftingWork(works, drift.get_phase, partition))
 

@@ -115,7 +115,7 @@ def select_active(
 
 def assign_skews(
     skews: Sequence[Skew], partition: Partition, dataset: Dataset, seed: int
-) -> tuple[Dataset, ClientSkews]:
+) -> tuple[Dataset | None, ClientSkews]:
     """Apply the label skews of a run, and draw the parameters of its feature skews.
 
     Args:
@@ -125,8 +125,8 @@ def assign_skews(
       seed: seed of the partition.
 
     Returns:
-      The data set with the labels of training examples as the clients see them, and the skews of
-      the clients. Without label skews the data set is the argument itself.
+      The data set with the labels of training examples as the clients see them, None without label
+      skews; and the skews of the clients.
 
     Raises:
       ConfigError: if the images cannot be transformed.
@@ -143,14 +143,14 @@ def assign_skews(
             own_maps = skew.make_label_maps(_make_rng(skew, seed), len(clients), num_classes)
             if own_maps is not None:
                 label_maps, has_maps = np.take_along_axis(own_maps, label_maps, 1), True
-    if any(isinstance(skew, LabelSkew) for skew in skews):
-        dataset = dataclasses.replace(dataset, train_labels=labels)
+    has_label_skew = any(isinstance(skew, LabelSkew) for skew in skews)
+    skewed = dataclasses.replace(dataset, train_labels=labels) if has_label_skew else None
     features = [skew for skew in skews if isinstance(skew, FeatureSkew)]
     for skew in features:
         skew.validate_images(shape)
     parameters = [s.make_parameters(_make_rng(s, seed), len(clients), shape) for s in features]
     pairs = tuple(zip(features, parameters, strict=True))
-    return dataset, ClientSkews(pairs, label_maps if has_maps else None)
+    return skewed, ClientSkews(pairs, label_maps if has_maps else None)
 
 
 def _make_rng(skew: Skew, seed: int) -> np.random.Generator:

@@ -17,6 +17,7 @@ from fedjax_het import (
 )
 from fedjax_het.core.example_transform import make_skew_inputs
 from fedjax_het.core.rng import Stream, make_stream_key
+from fedjax_het.runtime.data_assignment import build_partition
 from fedjax_het.skews import SKEWS, Noise, Quantity, parse_skews
 from fedjax_het.skews.assignment import assign_skews, select_examples
 
@@ -51,7 +52,8 @@ def assign_on_host(skew, spec):
         "dirichlet", DIGITS.train_labels, 10, num_clients=6, seed=seed, alpha=0.5
     )
     partition = select_examples(skews, partition, DIGITS.train_labels, 10, seed)
-    dataset, own = assign_skews(skews, partition, DIGITS, seed)
+    skewed, own = assign_skews(skews, partition, DIGITS, seed)
+    dataset = skewed or DIGITS
     owners = np.zeros(len(DIGITS.train_labels), np.int32)
     owners[partition.indices] = np.repeat(np.arange(6), partition.sizes)
     key = make_stream_key(seed, Stream.SKEW)
@@ -153,6 +155,20 @@ def test_held_out_clients_have_their_skew():
     assert not np.array_equal(
         plain.artifacts["held_out_accuracy"], inverted.artifacts["held_out_accuracy"]
     )
+
+
+def test_results_name_the_data_set_and_the_partition(tmp_path):
+    """Label skews leave the digest of the data set, and a sweep finds its results again."""
+    spec = RunSpec(**{**SETTINGS, "rounds": 1}, skew=COMBINED)
+    result, plain = simulate(spec), run(rounds=1)
+    assert result.summary["dataset_digest"] == plain.summary["dataset_digest"]
+    assert result.summary["partition_digest"] != plain.summary["partition_digest"]
+    split = build_partition(spec.resolved(), DIGITS)
+    assert result.summary["partition_digest"] == split.digest()
+    own = make_partition("dirichlet", DIGITS.train_labels, 10, num_clients=6, seed=0, alpha=0.5)
+    quantity = RunSpec(**{**SETTINGS, "alpha": None, "rounds": 1}, skew="power_law:exponent=1")
+    ginis = [r.summary["split"]["size_gini"] for r in (simulate(quantity, partition=own), plain)]
+    assert ginis[0] > ginis[1] + 0.05
 
 
 def test_forms_of_the_setting_are_equal():

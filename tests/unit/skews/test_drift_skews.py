@@ -82,7 +82,8 @@ def test_run_trains_on_active_clients():
     assert (plain.metrics["bytes_up"] == plain.metrics["bytes_up"][0]).all()
 
 
-def test_server_data_of_clients_excludes_drift():
-    spec = RunSpec("data_sharing", model="mlp", num_clients=4, rounds=2, skew="drift")
-    with pytest.raises(ConfigError, match=r"skew = .*expected no drift: data_sharing"):
+@pytest.mark.parametrize("skew", ["drift", "noise", "label_noise"])
+def test_server_data_of_clients_excludes_skews(skew):
+    spec = RunSpec("data_sharing", model="mlp", num_clients=4, rounds=2, skew=skew)
+    with pytest.raises(ConfigError, match=r"skew = .*expected skews of numbers of examples"):
         simulate(spec)
