@@ -41,6 +41,10 @@ def fedlc(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     that code the sum runs over all classes of the client, the class y included, so that a tau near
     0 gives the cross-entropy over these classes.
 
+    Where clients lack classes, FedLC can end below FedAvg. Final accuracy on digits (`mlp`, alpha
+    0.1, 10 clients, 30 rounds, seeds 0 to 2): FedAvg 94, 92, 92 %; FedLC 89, 76, 81 %. Flower's
+    baseline on CIFAR-10 with alpha 0.05 has the same order, FedAvg 68.1 and FedLC 62.5 %.
+
     Args:
       training: the choices of local training.
       plan: where the clients run.

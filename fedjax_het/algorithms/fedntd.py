@@ -47,6 +47,9 @@ def fedntd(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
 
     Defaults: beta 1 and tau 1, of the authors' configurations.
 
+    Final accuracy on digits (`mlp`, alpha 0.1, 10 clients, 30 rounds, seeds 0 to 2): FedAvg 94, 92,
+    92 %; FedNTD 92, 90, 88 %.
+
     Args:
       training: the choices of local training.
       plan: where the clients run.

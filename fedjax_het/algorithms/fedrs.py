@@ -37,7 +37,8 @@ def fedrs(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     Evaluated: w. Traffic, state and cost: FedAvg's; the client reads its own class counts.
 
     Default: alpha 0.5, as in public code (bytedance/FedDecorr). As in that code the scaled logits
-    include the bias of the last layer.
+    include the bias of the last layer. Final accuracy on digits (`mlp`, alpha 0.1, 10 clients, 30
+    rounds, seeds 0 to 2): FedAvg 94, 92, 92 %; FedRS 93, 86, 88 %.
 
     Args:
       training: the choices of local training.

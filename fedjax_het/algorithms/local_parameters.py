@@ -14,7 +14,7 @@ from fedjax_het.nn import Model
 from fedjax_het.nn.model import NETWORKS_WITH_FEATURES
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.config import Config
-from fedjax_het.utils.errors import ConfigError, describe_error, make_value_error
+from fedjax_het.utils.errors import ConfigError, describe_error, make_value_error, require
 
 Tree = Any
 
@@ -68,6 +68,8 @@ def select_head(model: Model, variables: Tree, *, options: HeadOptions) -> list[
             raise make_value_error("head_layers", layer, expected)
     leaves = [leaf for _, leaf in paths]
     is_in_head = [f"{name}/".startswith(prefixes) for name in names]
+    expected = "not all layers of the network, whose body would be empty"
+    require(not all(is_in_head), "head_layers", list(options.head_layers), expected)
     return [leaf for leaf, is_head in zip(leaves, is_in_head, strict=True) if is_head]
 
 

@@ -59,7 +59,7 @@ def test_default_head_is_last_layer():
             ["head2"],
             "head_layers = 'head2': expected layers of the network: head, hidden1, hidden2",
         ),
-        (["head", "hidden1", "hidden2"], "expected parts of the variables"),
+        (["head", "hidden1", "hidden2"], "expected not all layers of the network"),
     ],
 )
 def test_wrong_layers_are_one_line(layers, message):
