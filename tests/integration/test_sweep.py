@@ -55,7 +55,8 @@ def assert_close(a, b):
 
 @pytest.mark.parametrize("name", method_cases(quick=["scaffold"]))
 def test_result_is_independent_of_other_runs(name):
-    number = "server_lr" if METHODS[name].has_global_model else "local_lr"
+    has_server_lr = METHODS[name].has_global_model or METHODS[name].local_parameters is not None
+    number = "server_lr" if has_server_lr else "local_lr"
     specs = [
         make_spec(name, seed=0),
         make_spec(name, seed=1, partition="dirichlet", alpha=0.5),

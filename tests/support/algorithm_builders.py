@@ -16,7 +16,7 @@ FAST_CONDENSATION = {**CONDENSATION_OPTIONS, "server_batch_size": 4}
 FAST_DISTILLATION = {"distill_epochs": 3, "distill_batch_size": 4}
 FAST_GENERATOR = {"generator_hidden": 5, "generator_noise": 2, "generator_steps": 3}
 FAST_SYNTHETIC_IMAGES = {"distill_iterations": 2, "distill_steps": 2, "distill_batch_size": 4}
-FAST_SYNTHETIC_IMAGES |= {"image_noise": 2, "image_width": 2}
+FAST_SYNTHETIC_IMAGES |= {"image_noise": 2, "image_width": 2, "synthesis_loss": "paper"}
 FAST_OPTIONS = {
     "dynafed": FAST_SYNTHESIS,
     "feddm": FAST_CONDENSATION,

@@ -135,8 +135,9 @@ def test_training_equals_a_run_on_the_remaining_examples(name):
     assert with_validation.summary["validation_split"]["num_examples"] > 10
     without = run(name, validation=None, partition=with_validation.partition, **settings)
     for metric in ("train_loss", "update_norm", "test_loss", "test_accuracy"):
-        # The compiler orders sums of NaiveMix's loss differently in the larger program.
-        tolerance = 1e-6 if name == "naivemix" else 0
+        # The compiler orders sums of NaiveMix's loss, and of q-FedAvg's norm, differently in the
+        # larger program.
+        tolerance = 1e-6 if name in ("naivemix", "qfedavg") else 0
         curves = with_validation.metrics[metric], without.metrics[metric]
         np.testing.assert_allclose(*curves, rtol=tolerance, atol=0, err_msg=metric)
     assert with_validation.summary["bytes_up"] == without.summary["bytes_up"]
