@@ -97,7 +97,7 @@ def ccvr(
     the draws have the distribution that the paper's server draws from. Features of networks with
     batch norm are computed in evaluation mode.
 
-    Defaults: those of smduan/Fed-CCVR (MIT license), without its weight decay of 1e-5.
+    Defaults: the values of smduan/Fed-CCVR (MIT license), without its weight decay of 1e-5.
 
     Args:
       training: the choices of local training.
