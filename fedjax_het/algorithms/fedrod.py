@@ -52,7 +52,8 @@ def fedrod(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     n_kc is the number of examples of class c at client k. The balanced softmax leaves out classes
     that a client lacks, since log 0 is minus infinity. Both heads learn from the same minibatches,
     by the same local optimizer, each with its own state. The features and logits for g_k come
-    from the model before its step, in training mode. The reported training loss is the balanced loss.
+    from the model before its step, in training mode. The reported training loss is the balanced
+    loss.
 
     Evaluated: "personal", h + g_k on phi with the new global model, or "global", the model (theta,
     h). Traffic: FedAvg's; g_k and the class counts stay at the clients. State: one head per client.
