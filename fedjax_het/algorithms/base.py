@@ -303,7 +303,7 @@ class Algorithm(NamedTuple):
           state: state of the federation.
 
         Returns:
-          Variables of `result_model`, or of `global_model` if there is none.
+          Variables of the result model; without a result model, variables of the global model.
         """
         get_model = self.result_model or self.global_model
         assert get_model is not None

@@ -71,8 +71,9 @@ USER_PROVIDED = "user"
 
 # Arguments of `simulate` for objects of the user, by the settings that name such objects.
 _OBJECT_ARGUMENTS = {"dataset": "dataset", "model": "network", "local_optimizer": "optimizer"}
-# Prefixes of the hyperparameters of schedules, by the settings that name the schedules.
+# Settings whose defaults a partition in the setting `skew` replaces.
 _LABEL_SKEW_SETTINGS = ("partition", *PARTITION_SETTINGS)
+# Prefixes of the hyperparameters of schedules, by the settings that name the schedules.
 _SCHEDULE_PREFIXES = {"lr_schedule": ROUND_PREFIX, "lr_step_schedule": STEP_PREFIX}
 NAMES: dict[str, Collection[str]] = {
     "algorithm": METHODS,

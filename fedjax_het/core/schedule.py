@@ -13,7 +13,7 @@ in which no client starts or ends. With one lane per block every client is one s
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -110,15 +110,6 @@ class RoundSettings(NamedTuple):
     "Rounds between evaluations."
 
 
-class RoundPlan(NamedTuple):
-    """Clients of a round and the limits of their work."""
-
-    cohort: np.ndarray
-    "Ids of the clients whose updates the server receives, `[S]`, in the order of the draw."
-    max_steps: np.ndarray | None = None
-    "Largest number of minibatches of each of them, `[S]`; None: no limit."
-
-
 class Scheduler:
     """Makes the schedule of any round of a run, in any order.
 
@@ -127,8 +118,6 @@ class Scheduler:
       settings: settings of the rounds.
       blocks: blocks of lanes.
       lanes: lanes per block.
-      plan_round: function of a round's index that chooses clients and limits their work; default: a
-        uniform draw of `participation` K clients without limits.
 
     Attributes:
       shape: the sizes of the schedules.
@@ -155,24 +144,24 @@ class Scheduler:
         settings: RoundSettings,
         blocks: int,
         lanes: int,
-        plan_round: Callable[[int], RoundPlan] | None = None,
     ):
         self.work_items, self.settings = work_items, settings
-        self.partition = work_items.partition
+        self.partition = partition = work_items.partition
+        self.cohort_size = compute_cohort_size(partition.num_clients, settings.participation)
         num_rounds = settings.num_rounds
-        self._plans = [(plan_round or self._draw_plan)(r) for r in range(num_rounds)]
-        self.cohort_size = max(len(plan.cohort) for plan in self._plans)
+        works = [work_items.of_round(r) for r in range(num_rounds)]
+        cohorts = [self.draw_cohort(r) for r in range(num_rounds)]
         self._assignments = [
-            self._assign_lanes(r, plan, blocks, lanes) for r, plan in enumerate(self._plans)
+            _assign_lanes(work, clients, blocks, lanes)
+            for work, clients in zip(works, cohorts, strict=True)
         ]
         lane_lengths = np.array([np.diff(a.lane_starts) for a in self._assignments])  # [R, D * V]
         num_full_pass_batches = max(
             work.count_full_pass_batches(blocks) if isinstance(work, ClientClassWork) else 0
-            for work in map(work_items.of_round, range(num_rounds))
+            for work in works
         )
-        works = [work_items.of_round(r) for r in range(num_rounds)]
+        sizes = [work.partition.sizes[each] for work, each in zip(works, cohorts, strict=True)]
         pairs = list(zip(works, self._assignments, strict=True))
-        cohorts = zip(works, self._plans, strict=True)
         self.shape = ScheduleShape(
             blocks,
             lanes,
@@ -186,22 +175,16 @@ class Scheduler:
             full_pass_batches=num_full_pass_batches,
         )
         self.work_counts = WorkCounts(
-            participants=np.array([w.has_data(plan.cohort).sum() for w, plan in cohorts]),
+            participants=np.array([int((each > 0).sum()) for each in sizes]),
             pairs=np.array([w.num_pairs[a.work_ids].sum() for w, a in pairs]),
-            samples=np.array([w.count_samples(a.work_ids, a.num_steps).sum() for w, a in pairs]),
+            samples=np.array([w.num_samples[a.work_ids].sum() for w, a in pairs]),
             block_steps=lane_lengths.reshape(num_rounds, blocks, lanes).max(2),
         )
 
     def draw_cohort(self, round_index: int) -> np.ndarray:
         """Return the ids of the clients sampled in a round, in the order of the draw."""
-        return self._plans[round_index].cohort
-
-    def _draw_plan(self, round_index: int) -> RoundPlan:
-        """Draw the clients of a round uniformly without replacement."""
-        num_clients = self.partition.num_clients
-        size = compute_cohort_size(num_clients, self.settings.participation)
         rng = make_host_rng(self.settings.seed, Stream.PARTICIPATION, round_index)
-        return RoundPlan(rng.choice(num_clients, size, replace=False))
+        return rng.choice(self.partition.num_clients, self.cohort_size, replace=False)
 
     def is_eval_round(self, round_index: int) -> bool:
         """Return whether an evaluation follows a round: every `eval_every`, and the last five."""
@@ -223,8 +206,7 @@ class Scheduler:
           Indices `[steps, B]` and sizes `[steps]`.
         """
         work, ids = self.work_items.of_round(round_index), np.array([client])
-        num_steps = self._limit_steps(round_index, ids, work.num_steps[ids])
-        return work.draw_batches(self.settings.seed, round_index, ids, num_steps)
+        return work.draw_batches(self.settings.seed, round_index, ids)
 
     def segment_ends(self, round_index: int) -> list[np.ndarray]:
         """Return, for every block, the steps of a round at which a client of a lane ends."""
@@ -269,7 +251,7 @@ class Scheduler:
         d_, v_, j_, t_, g_, m_ = shape
         num_clients, batch_size = self.partition.num_clients, self.work_items.batch_size
         cohort = np.sort(self.draw_cohort(round_index))
-        cohort = cohort[self.work_items.of_round(round_index).has_data(cohort)]
+        cohort = cohort[self.work_items.of_round(round_index).partition.sizes[cohort] > 0]
         participants = np.full(self.cohort_size, num_clients, np.int32)
         participants[: len(cohort)] = cohort
 
@@ -319,7 +301,7 @@ class Scheduler:
             schedule.init_example_ids[slots] = init_examples
         d, v = np.divmod(np.repeat(lanes, steps), num_lanes)
         t = concatenate_aranges(np.bincount(lanes, steps, len(counts)).astype(np.int64))
-        batches, batch_sizes = work_items.draw_batches(seed, round_index, work_ids, steps)
+        batches, batch_sizes = work_items.draw_batches(seed, round_index, work_ids)
         schedule.batches[d, t, v], schedule.batch_sizes[d, t, v] = batches, batch_sizes
 
     def make_first_step_round(
@@ -351,36 +333,23 @@ class Scheduler:
             is_eval_round=np.array(True),
         )
 
-    def _limit_steps(
-        self, round_index: int, work_ids: np.ndarray, num_steps: np.ndarray
-    ) -> np.ndarray:
-        """Return the numbers of minibatches within the limits of the round's plan."""
-        cohort, max_steps = self._plans[round_index]
-        if max_steps is None:
-            return num_steps
-        limits = np.full(self.partition.num_clients, np.iinfo(np.int64).max)
-        limits[cohort] = max_steps
-        return np.minimum(num_steps, limits[work_ids])
 
-    def _assign_lanes(
-        self, round_index: int, plan: RoundPlan, blocks: int, lanes: int
-    ) -> _LaneAssignment:
-        """Assign the longest client first to the shortest lane; ties by client id, over blocks."""
-        work = self.work_items.of_round(round_index)
-        work_ids = work.work_ids_of_clients(plan.cohort)
-        num_steps = self._limit_steps(round_index, work_ids, work.num_steps[work_ids])
-        work_ids, num_steps = work_ids[num_steps > 0], num_steps[num_steps > 0]
-        order = np.lexsort((work_ids, -num_steps))
-        work_ids, num_steps = work_ids[order], num_steps[order]
-        heap = [(0, v, d) for v in range(lanes) for d in range(blocks)]
-        lane_ids = np.zeros(len(work_ids), np.int64)
-        for i, steps in enumerate(num_steps.tolist()):
-            length, v, d = heap[0]
-            lane_ids[i] = d * lanes + v
-            heapq.heapreplace(heap, (length + steps, v, d))
-        order = np.argsort(lane_ids, kind="stable")
-        counts = np.bincount(lane_ids, minlength=blocks * lanes)
-        return _LaneAssignment(work_ids[order].astype(np.int32), num_steps[order], counts)
+def _assign_lanes(
+    work: ClientWork | ClientClassWork, clients: np.ndarray, blocks: int, lanes: int
+) -> _LaneAssignment:
+    """Assign the longest client first to the shortest lane; ties by client id, over blocks."""
+    work_ids, num_steps = work.work_ids_of_clients(clients), work.num_steps
+    work_ids = work_ids[num_steps[work_ids] > 0]
+    work_ids = work_ids[np.lexsort((work_ids, -num_steps[work_ids]))]
+    heap = [(0, v, d) for v in range(lanes) for d in range(blocks)]
+    lane_ids = np.zeros(len(work_ids), np.int64)
+    for i, steps in enumerate(num_steps[work_ids].tolist()):
+        length, v, d = heap[0]
+        lane_ids[i] = d * lanes + v
+        heapq.heapreplace(heap, (length + steps, v, d))
+    work_ids = work_ids[np.argsort(lane_ids, kind="stable")].astype(np.int32)
+    counts = np.bincount(lane_ids, minlength=blocks * lanes)
+    return _LaneAssignment(work_ids, num_steps[work_ids], counts)
 
 
 def _fill_segments(

@@ -68,41 +68,21 @@ class ClientWork:
         if max_num_steps is not None:
             num_steps = np.minimum(num_steps, max_num_steps)
         self.num_steps = num_steps
-        self.num_samples = self.count_samples(np.arange(len(sizes)), num_steps)
+        # Whole passes, and full batches of the last one.
+        num_full_passes, num_rest = np.divmod(num_steps, per_pass)
+        self.num_samples = num_full_passes * sizes + num_rest * batch_size
         self.num_pairs = np.zeros_like(sizes)
 
     def of_round(self, round_index: int) -> "ClientWork":
         """Return the work of a round, which is equal in all rounds."""
         return self
 
-    def has_data(self, clients: np.ndarray) -> np.ndarray:
-        """Return whether each of these clients holds examples."""
-        return self.sizes[clients] > 0
-
     def work_ids_of_clients(self, clients: np.ndarray) -> np.ndarray:
         """Return the work items of clients, client after client."""
         return clients
 
-    def count_samples(self, work_ids: np.ndarray, num_steps: np.ndarray) -> np.ndarray:
-        """Return the number of examples that work items process.
-
-        Args:
-          work_ids: the work items, `[n]`.
-          num_steps: minibatches of each of them in a round, `[n]`.
-
-        Returns:
-          Numbers of examples, `[n]`.
-        """
-        sizes = self.sizes[work_ids]
-        num_passes, num_rest = np.divmod(num_steps, np.maximum(-(-sizes // self.batch_size), 1))
-        return num_passes * sizes + num_rest * self.batch_size
-
     def draw_batches(
-        self,
-        seed: int,
-        round_index: int,
-        work_ids: np.ndarray,
-        num_steps: np.ndarray | None = None,
+        self, seed: int, round_index: int, work_ids: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Draw the minibatches of work items in a round.
 
@@ -113,8 +93,6 @@ class ClientWork:
           seed: seed of the run.
           round_index: the round, counted from 0.
           work_ids: the work items.
-          num_steps: the first minibatches of each work item to draw; None: all of them. They do not
-            depend on this number.
 
         Returns:
           Indices `[steps, B]` int32 and sizes `[steps]` int32, of one work item after the other.
@@ -131,8 +109,7 @@ class ClientWork:
         batch_sizes = np.full(pass_batches.sum(), self.batch_size, np.int32)
         remainder = pass_sizes % self.batch_size
         batch_sizes[(pass_batches.cumsum() - 1)[remainder > 0]] = remainder[remainder > 0]
-        num_drawn = num_passes * per_pass
-        num_steps = self.num_steps[work_ids] if num_steps is None else num_steps
+        num_drawn, num_steps = num_passes * per_pass, self.num_steps[work_ids]
         if (num_drawn == num_steps).all():
             return batches, batch_sizes
         is_kept = concatenate_aranges(num_drawn) < np.repeat(num_steps, num_drawn)
@@ -258,22 +235,6 @@ class ClientClassWork:
         """Return the work of a round, which is equal in all rounds."""
         return self
 
-    def has_data(self, clients: np.ndarray) -> np.ndarray:
-        """Return whether each of these clients holds examples."""
-        return self.partition.sizes[clients] > 0
-
-    def count_samples(self, work_ids: np.ndarray, num_steps: np.ndarray) -> np.ndarray:
-        """Return the number of examples that work items process.
-
-        Args:
-          work_ids: the work items, `[n]`.
-          num_steps: not read; work items take all steps.
-
-        Returns:
-          Numbers of examples, `[n]`.
-        """
-        return self.num_samples[work_ids]
-
     def work_ids_of_clients(self, clients: np.ndarray) -> np.ndarray:
         """Return the work items of clients, client after client."""
         if self._condensation.is_per_client:
@@ -314,11 +275,7 @@ class ClientClassWork:
         return by_class[work_id % self._num_classes].reshape(-1)
 
     def draw_batches(
-        self,
-        seed: int,
-        round_index: int,
-        work_ids: np.ndarray,
-        num_steps: np.ndarray | None = None,
+        self, seed: int, round_index: int, work_ids: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Draw the minibatches of work items in a round; the classes of a client take turns.
 
@@ -328,7 +285,6 @@ class ClientClassWork:
           seed: seed of the run.
           round_index: the round, counted from 0.
           work_ids: the work items.
-          num_steps: not read; work items take all steps.
 
         Returns:
           Indices `[steps, B]` int32 and sizes `[steps]` int32, of one work item after the other.

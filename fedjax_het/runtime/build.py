@@ -105,10 +105,8 @@ class PreparedRun(DataAssignment):
         Returns:
           The inputs, arrays on the host.
         """
-        labels, num_clients = (
-            np.asarray(self.client_dataset.train_labels, np.int32),
-            self.partition.num_clients,
-        )
+        labels = np.asarray(self.client_dataset.train_labels, np.int32)
+        num_clients = self.partition.num_clients
         owners = np.full(len(labels), num_clients, np.int32)
         for part in filter(None, (self.partition, self.validation)):
             owners[part.indices] = np.repeat(np.arange(num_clients), part.sizes)
