@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_het import load_dataset
 from fedjax_het.core.example_transform import make_skew_inputs
 from fedjax_het.data import partition_from_clients
-from fedjax_het.skews import SKEWS, FeatureSkew, parse_skews, to_skew_settings
+from fedjax_het.skews import SKEW_SETTING, SKEWS, FeatureSkew
 from fedjax_het.skews.assignment import assign_skews
 
 PATH = Path(__file__).parents[1] / "images" / "skews.png"
@@ -32,7 +32,7 @@ def transform_images(text: str, dataset, position: int) -> list[np.ndarray]:
       Images with values in [0, 1], `[H, W]` each.
     """
     partition = partition_from_clients(np.arange(NUM_CLIENTS)[:, None])
-    skews = parse_skews(to_skew_settings(text))
+    skews = SKEW_SETTING.parse(SKEW_SETTING.to_settings(text))
     _, own = assign_skews(skews, partition, dataset, seed=0)
     inputs = make_skew_inputs(own, jax.random.key(0), dataset.train_labels, owners=None)
     index = np.array([position])

@@ -1,5 +1,6 @@
 """Descriptions of methods, data sets, partitions, networks and other entries, and their lists."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -137,10 +138,10 @@ def _describe_number(name: str, hyperparameter: HyperParameter, default: str = "
     return f"  {name}{default}: a number {hyperparameter.bounds}".rstrip()
 
 
-def _describe_skew(skew: Any) -> Iterator[str]:
-    defaults = config_to_dict(skew.make())
-    yield f"options (--skew {skew.name}:NAME=VALUE):"
-    for name, (words, text) in document_fields(skew.make).items():
+def _describe_kind(setting: str, kind: Any) -> Iterator[str]:
+    defaults = config_to_dict(kind.make())
+    yield f"options (--{setting} {kind.name}:NAME=VALUE):"
+    for name, (words, text) in document_fields(kind.make).items():
         yield f"  {name} = {defaults[name]}: {words}. {text}"
 
 
@@ -280,7 +281,7 @@ REGISTRIES: dict[str, tuple[Registry[Any], Callable[[Any], Iterable[str]]]] = {
     "methods": (METHODS, _describe_method),
     "data sets": (DATASETS, lambda dataset: ()),
     "partitions": (PARTITIONS, lambda scheme: _describe_parameters(scheme.parameters)),
-    "skews": (SKEWS, _describe_skew),
+    "skews": (SKEWS, functools.partial(_describe_kind, "skew")),
     "networks": (NETWORKS, lambda network: _describe_parameters(network.options)),
     "server's examples": (SERVER_SOURCES, lambda source: _describe_parameters(source.options)),
     "metrics": (METRICS, lambda metric: ()),

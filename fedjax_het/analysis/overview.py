@@ -23,6 +23,7 @@ from fedjax_het.analysis.render import (
     format_number,
 )
 from fedjax_het.config.comparison import describe_unequal_settings, find_unequal_settings
+from fedjax_het.config.kind_settings import KIND_SETTINGS
 from fedjax_het.config.protocols import describe_protocol
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.config.settings import HYPERPARAMETER_SETTINGS
@@ -64,7 +65,10 @@ _METHOD_SETTINGS = (
     "precision",
 )
 _SERVER_PREFIX, _PARTITION_PREFIX = "server_options.", "partition_options."
-_SHARED_PREFIXES = (_PARTITION_PREFIX, "skew.", "network_options.", "optimizer_options.")
+_SHARED_PREFIXES = (
+    *(_PARTITION_PREFIX, "network_options.", "optimizer_options."),
+    *(f"{name}." for name in KIND_SETTINGS),
+)
 # Names of settings whose own names do not describe them.
 _DISPLAY_NAMES = {
     "algorithm": "Method",

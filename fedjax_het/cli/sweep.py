@@ -17,7 +17,6 @@ from fedjax_het.cli.plugins import import_plugins_once
 from fedjax_het.cli.results import ReportCommand, report_command
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.config.settings import RunSettings
-from fedjax_het.skews import to_skew_settings
 from fedjax_het.utils import console
 from fedjax_het.utils.config import (
     Bounds,
@@ -63,7 +62,6 @@ class SweepCommand(CommonOptions, _ListSettings):
     hp: dict[str, tuple[float, ...]] = field(default_factory=dict)
     options: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     partition_options: dict[str, tuple[Any, ...]] = field(default_factory=dict)
-    skew: dict[str, Any] = field(default_factory=dict, metadata={"convert": to_skew_settings})
     server_options: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     network_options: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     optimizer_options: dict[str, tuple[bool, ...]] = field(default_factory=dict)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from fedjax_het.algorithms import METHODS
+from fedjax_het.config.kind_settings import KIND_SETTINGS
 from fedjax_het.config.run_spec import ResolvedRunSpec
 from fedjax_het.config.settings import (
     HYPERPARAMETER_SETTINGS,
@@ -23,7 +24,7 @@ log = logging.getLogger("fedjax_het")
 
 _SETTING_NAMES = {f"hp.{number}": setting for setting, number in HYPERPARAMETER_SETTINGS.items()}
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(RunSettings)}
-_OPTION_SETTINGS = ("partition_options", "skew", "network_options", "optimizer_options")
+_OPTION_SETTINGS = ("partition_options", *KIND_SETTINGS, "network_options", "optimizer_options")
 # Choices of a method, and settings that change what is recorded, not what is trained.
 _NOT_COMPARED = (
     *("algorithm", "options", "hp", *HYPERPARAMETER_SETTINGS, "server_data", "server_options"),
@@ -34,7 +35,10 @@ _COMPARED_SETTINGS = dict.fromkeys(
     name for name in ("protocol", *_DEFAULTS) if name not in _NOT_COMPARED
 )
 _TRAINING_PREFIXES = ("optimizer_options.", f"hp.{LOCAL_PREFIX}", f"hp.{ROUND_PREFIX}")
-_COMPARED_PREFIXES = ("partition_options.", "skew.", "network_options.", *_TRAINING_PREFIXES)
+_COMPARED_PREFIXES = (
+    *("partition_options.", "network_options.", *_TRAINING_PREFIXES),
+    *(f"{name}." for name in KIND_SETTINGS),
+)
 # Settings that another setting replaces, such as alpha for another partition: None is no value.
 _REPLACEABLE = (*PARTITION_SETTINGS, *NETWORK_SETTINGS, "local_epochs", "test_per_client")
 _DEFAULT = "default"

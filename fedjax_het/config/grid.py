@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from fedjax_het.algorithms import METHODS
 from fedjax_het.config.comparison import warn_common_protocol, warn_unequal_settings
+from fedjax_het.config.kind_settings import KIND_SETTINGS
 from fedjax_het.config.resolve import (
     get_option_depth,
     resolve_valid_settings,
@@ -23,7 +24,6 @@ from fedjax_het.config.settings import (
     require_one_name,
     require_setting,
 )
-from fedjax_het.skews import Skew, to_skew_settings
 from fedjax_het.utils.config import to_python_scalar, validate
 from fedjax_het.utils.errors import ConfigError, display_name, display_names, require
 from fedjax_het.utils.registry import count_list_depth
@@ -32,7 +32,7 @@ NameT = TypeVar("NameT")
 MAX_RUNS = 10**6
 """Largest number of runs of a grid."""
 _SETTING_NAMES = [f.name for f in dataclasses.fields(RunSpec) if f.name not in ("hp", "options")]
-_OPTION_SETTINGS = [n for n in _SETTING_NAMES if n.endswith("_options") or n == "skew"]
+_OPTION_SETTINGS = [n for n in _SETTING_NAMES if n.endswith("_options") or n in KIND_SETTINGS]
 
 
 def grid(
@@ -94,19 +94,14 @@ def grid(
             require_one_name(setting, values, hps.get(name))
             hps[name], names[f"hp {name}"] = values, setting
     lists = {name: _list_values(name, value) for name, value in settings.items()}
-    if _is_one_skew(settings.get("skew")):
-        lists["skew"] = [to_skew_settings(settings["skew"])]
+    for name, kind_setting in KIND_SETTINGS.items():
+        if kind_setting.is_one_value(settings.get(name)):
+            lists[name] = [kind_setting.to_settings(settings[name])]
     metrics = lists.get("metrics", ())
     if not isinstance(settings.get("metrics"), str | None) and all(type(n) is str for n in metrics):
         lists["metrics"] = [tuple(metrics)]
     with display_names(names):
         return _build_runs(lists, hps, options)
-
-
-def _is_one_skew(value: Any) -> bool:
-    """Return whether the setting `skew` has one value: not a list of lists and mappings."""
-    items = value if isinstance(value, list | tuple) else ()
-    return value is not None and all(isinstance(item, str | Skew) for item in items)
 
 
 def _build_runs(

@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_origin
 
 from fedjax_het.algorithms import METHODS, AlgorithmSpec, get_algorithm_spec, get_possible_bases
 from fedjax_het.algorithms.pretraining import PRETRAINING_HYPERPARAMETERS
+from fedjax_het.config.kind_settings import KIND_SETTINGS
 from fedjax_het.config.protocols import (
     OWN_PROTOCOL,
     PROTOCOLS,
@@ -48,7 +49,7 @@ from fedjax_het.data import (
 )
 from fedjax_het.metrics.registry import parse_metrics
 from fedjax_het.nn import NETWORKS
-from fedjax_het.skews import PARTITION_SKEWS, FeatureSkew, parse_skews
+from fedjax_het.skews import PARTITION_SKEWS, SKEW_SETTING, FeatureSkew
 from fedjax_het.utils.config import (
     HyperParameter,
     PositiveInt,
@@ -196,7 +197,7 @@ def get_option_depth(raw: RunSettings, argument: str, name: str) -> int | None:
       ConfigError: if a name of the settings is unknown.
     """
     _check_names(raw)
-    if argument == "skew":
+    if argument in KIND_SETTINGS:
         return 0
     method = get_algorithm_spec(raw.algorithm, {})
     protocol = choose_protocol(raw.protocol, method)
@@ -237,7 +238,7 @@ def _resolve_except_hyperparameters(
         if method.trains_locally and getattr(raw, name) is None and f"{prefix}warmup" in raw.hp:
             missing[name] = "constant"
     raw, missing = _resolve_skew(raw, missing)
-    is_feature_skew = [isinstance(skew, FeatureSkew) for skew in parse_skews(raw.skew)]
+    is_feature_skew = [isinstance(skew, FeatureSkew) for skew in SKEW_SETTING.parse(raw.skew)]
     is_valid = not (any(is_feature_skew) and "averages" in method.required_data)
     expected = f"no skew of images: {method.name} averages images before the clients see them"
     require(is_valid, "skew", raw.skew, expected)
@@ -323,13 +324,7 @@ def _resolve_skew(raw: RunSettings, missing: dict[str, Any]) -> tuple[RunSetting
         options.pop("", None)
         raw = update_settings(raw, partition=partition, partition_options=options)
         missing = {name: v for name, v in missing.items() if name not in _LABEL_SKEW_SETTINGS}
-    resolved = {
-        f"{parsed.name}.{field}": getattr(parsed, field)
-        for parsed in parse_skews(skew)
-        for field in field_types(type(parsed))
-        if f"{parsed.name}.{field}" in skew
-    }
-    return update_settings(raw, skew=resolved), missing
+    return update_settings(raw, skew=SKEW_SETTING.resolve(skew)), missing
 
 
 def _resolve_partition(raw: RunSettings, spec: RunSettings) -> RunSettings:

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from fedjax_het.algorithms import METHODS
 from fedjax_het.algorithms.spec import HYPERPARAMETER_SETTINGS as HYPERPARAMETER_SETTINGS
-from fedjax_het.skews import to_skew_settings
+from fedjax_het.config.kind_settings import KIND_SETTINGS
+from fedjax_het.skews import SKEW_SETTING
 from fedjax_het.utils.config import Bounds, rename_former_arguments, to_python_scalar
 from fedjax_het.utils.errors import ConfigError, require, require_name
 
@@ -261,7 +262,9 @@ class RunSettings:
     partition_options: dict[str, Any] = field(default_factory=dict)
     """Further options of the partition, e.g. dominating_share=0.9; `fedjax-het show PARTITION`
     lists them (default: the partition's own)."""
-    skew: dict[str, Any] = field(default_factory=dict, metadata={"convert": to_skew_settings})
+    skew: dict[str, Any] = field(
+        default_factory=dict, metadata={"convert": SKEW_SETTING.to_settings}
+    )
     """Further heterogeneity, e.g. noise:std=0.3; see `fedjax-het list skews` (default: none)."""
     server_data: str | None = None
     """Source of the server's own examples; `fedjax-het list` names all sources (default: held_out
@@ -345,8 +348,8 @@ class RunSettings:
         """
         for setting in dataclasses.fields(RunSettings):
             value = to_python_scalar(getattr(self, setting.name))
-            if setting.name == "skew":
-                value = to_skew_settings(value)
+            if setting.name in KIND_SETTINGS:
+                value = KIND_SETTINGS[setting.name].to_settings(value)
             if setting.name == "metrics" and isinstance(value, list | tuple):
                 value = ", ".join(map(str, value)) or None
             if setting.name in _FLOAT_SETTINGS and type(value) is int and 0 < value < 2**53:

@@ -39,7 +39,7 @@ from fedjax_het.data.partition import (
     withhold_validation_examples,
 )
 from fedjax_het.data.server_data import LabeledImages
-from fedjax_het.skews import parse_skews
+from fedjax_het.skews import SKEW_SETTING
 from fedjax_het.skews.assignment import (
     ClientSkews,
     Drift,
@@ -348,7 +348,7 @@ def assign_data(
         all_clients = _apply_amount_skews(spec, dataset, all_clients)
     else:
         all_clients = build_partition(spec, dataset)
-    skews = parse_skews(spec.skew)
+    skews = SKEW_SETTING.parse(spec.skew)
     num_classes, seed = dataset.num_classes, spec.partition_seed
     _warn_about_partition(all_clients, spec if user_partition is None else None)
     tests = None
@@ -500,7 +500,7 @@ def build_partition(spec: ResolvedRunSpec, dataset: Dataset) -> Partition:
 
 def _apply_amount_skews(spec: ResolvedRunSpec, dataset: Dataset, partition: Partition) -> Partition:
     """Return the partition after the run's skews of numbers of examples."""
-    skews, labels = parse_skews(spec.skew), dataset.train_labels
+    skews, labels = SKEW_SETTING.parse(spec.skew), dataset.train_labels
     return select_examples(skews, partition, labels, dataset.num_classes, spec.partition_seed)
 
 

@@ -29,7 +29,7 @@ from fedjax_het.nn import NETWORKS, Model, compute_network_digest, make_model, t
 from fedjax_het.nn.conv_products import AUTO
 from fedjax_het.nn.flops import count_training_flops
 from fedjax_het.nn.precision import configure_compute
-from fedjax_het.skews import FeatureSkew, LabelSkew, parse_skews
+from fedjax_het.skews import SKEW_SETTING, FeatureSkew, LabelSkew
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.errors import require
 
@@ -65,7 +65,7 @@ def compute_static_key(spec: RunSpec) -> str:
 
 def _list_static_skews(spec: RunSpec) -> list[str]:
     """Return the skews on which the compiled programs depend, with their static values."""
-    skews = parse_skews(spec.skew)
+    skews = SKEW_SETTING.parse(spec.skew)
     names = [f"{s.name}{s.get_static()}" for s in skews if isinstance(s, FeatureSkew)]
     labels = [s.name for s in skews if isinstance(s, LabelSkew)]
     return names + labels
@@ -201,7 +201,7 @@ def build_signature(
         spec.server_data is not None,
         spec.pretrain_epochs or 0,
         spec.lr_schedule is not None,
-        any(isinstance(skew, FeatureSkew | LabelSkew) for skew in parse_skews(spec.skew)),
+        any(isinstance(skew, FeatureSkew | LabelSkew) for skew in SKEW_SETTING.parse(spec.skew)),
     )
 
 

@@ -1,49 +1,21 @@
 """`Skew`, the base class of all kinds of heterogeneity, and the levels of the clients."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
-from fedjax_het.utils.config import Config, PositiveInt
-from fedjax_het.utils.registry import format_entry
+from fedjax_het.utils.config import PositiveInt
+from fedjax_het.utils.kinds import Kind
 
 Tree = Any
 Levels = Literal["ramp", "uniform", "groups", "equal"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Skew(Config):
+class Skew(Kind):
     """A kind of heterogeneity with its parameters; a value of the setting `skew`."""
-
-    name: ClassVar[str]
-    "Word that names the kind in settings."
-    description: ClassVar[str]
-    "One line for `fedjax-het list`."
-    strength: ClassVar[str]
-    "Name of the field that scales the heterogeneity."
-    neutral: ClassVar[float | None] = 0
-    "Value of the strength at which the skew changes nothing; None: no value does."
-
-    @property
-    def is_neutral(self) -> bool:
-        """Whether the skew changes nothing."""
-        return getattr(self, self.strength) == self.neutral
-
-
-class SkewKind(NamedTuple):
-    """Entry of a kind of skew in the registry."""
-
-    name: str
-    "Word that names the kind in settings."
-    description: str
-    "One line for `fedjax-het list`."
-    make: type[Skew]
-    "Class of the kind, whose fields are its parameters."
-
-    def __repr__(self) -> str:
-        return format_entry(self)
 
 
 @dataclass(frozen=True, kw_only=True)

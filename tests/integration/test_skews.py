@@ -18,7 +18,7 @@ from fedjax_het import (
 from fedjax_het.core.example_transform import make_skew_inputs
 from fedjax_het.core.rng import Stream, make_stream_key
 from fedjax_het.runtime.data_assignment import build_partition
-from fedjax_het.skews import SKEWS, Noise, Quantity, parse_skews
+from fedjax_het.skews import SKEW_SETTING, SKEWS, Noise, Quantity
 from fedjax_het.skews.assignment import assign_skews, select_examples
 
 SETTINGS = {
@@ -47,7 +47,7 @@ def test_neutral_skew_is_the_plain_run(name):
 
 def assign_on_host(skew, spec):
     """The partition and the labels of a run, and the images of all examples at their clients."""
-    skews, seed = parse_skews(skew), spec.partition_seed
+    skews, seed = SKEW_SETTING.parse(skew), spec.partition_seed
     partition = make_partition(
         "dirichlet", DIGITS.train_labels, 10, num_clients=6, seed=seed, alpha=0.5
     )

@@ -5,7 +5,7 @@ import pytest
 
 from fedjax_het import make_partition
 from fedjax_het.data import partition_from_clients
-from fedjax_het.skews import LongTail, PowerLaw, Quantity, parse_skews
+from fedjax_het.skews import SKEW_SETTING, LongTail, PowerLaw, Quantity
 from fedjax_het.skews.assignment import select_examples
 
 NUM_CLASSES, NUM_CLIENTS = 5, 10
@@ -71,4 +71,4 @@ def test_long_tail_keeps_geometric_shares():
 
 
 def test_absent_skews_return_the_partition_itself():
-    assert select_examples(parse_skews({}), IID, LABELS, NUM_CLASSES, 0) is IID
+    assert select_examples(SKEW_SETTING.parse({}), IID, LABELS, NUM_CLASSES, 0) is IID

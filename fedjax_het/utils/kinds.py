@@ -1,0 +1,203 @@
+"""Settings that combine kinds of a registry, such as `skew` and `system`.
+
+A setting is a mapping of `kind.field` to values. Users also write a text `kind:field=value,...`, an
+object of a kind, or a list of texts and objects.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+from fedjax_het.utils.config import (
+    Config,
+    config_to_dict,
+    field_types,
+    parse_config,
+    parse_literal,
+    to_json_value,
+)
+from fedjax_het.utils.errors import display_names, make_value_error, require_name
+from fedjax_het.utils.registry import LIST_COMMAND, Registry, format_entry
+
+_FIELD_SEPARATOR = re.compile(r",(?=\w+=)")  # other commas separate values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind(Config):
+    """A kind with its parameters: a value of a setting that combines kinds."""
+
+    name: ClassVar[str]
+    "Word that names the kind in settings."
+    description: ClassVar[str]
+    "One line for `fedjax-het list`."
+    strength: ClassVar[str]
+    "Name of the field that states how much the kind changes a run."
+    neutral: ClassVar[float | None] = 0
+    "Value of the strength at which the kind changes nothing; None: no value does."
+
+    @property
+    def is_neutral(self) -> bool:
+        """Whether the kind changes nothing."""
+        return getattr(self, self.strength) == self.neutral
+
+
+KindT = TypeVar("KindT", bound=Kind)
+
+
+class KindEntry(NamedTuple):
+    """Entry of a kind in a registry."""
+
+    name: str
+    "Word that names the kind in settings."
+    description: str
+    "One line for `fedjax-het list`."
+    make: type[Any]
+    "Class of the kind, whose fields are its parameters."
+
+    def __repr__(self) -> str:
+        return format_entry(self)
+
+
+class KindSetting(Generic[KindT]):
+    """A setting that combines kinds.
+
+    Args:
+      name: name of the setting.
+      base: base class of the kinds.
+      kinds: classes of the kinds, in the order in which a run applies them.
+      example: a valid text, for messages.
+      other_names: names that the setting accepts in addition to kinds.
+
+    Attributes:
+      registry: the kinds by name.
+
+    Example:
+      >>> from fedjax_het.skews import SKEW_SETTING
+      >>> SKEW_SETTING.to_settings("noise:std=0.3")
+      {'noise.std': 0.3}
+    """
+
+    def __init__(
+        self,
+        name: str,
+        base: type[KindT],
+        kinds: Iterable[type[KindT]],
+        *,
+        example: str,
+        other_names: Collection[str] = (),
+    ):
+        self.name, self.base, self._other_names = name, base, tuple(other_names)
+        self._expected = f"a list of {name}s such as {example!r}, see `{LIST_COMMAND}`"
+        entries = (KindEntry(kind.name, kind.description, kind) for kind in kinds)
+        self.registry: Registry[KindEntry] = Registry(name, entries)
+
+    def parse(self, settings: Mapping[str, Any]) -> tuple[KindT, ...]:
+        """Return the kinds of a run.
+
+        Args:
+          settings: values by kind and field, see `to_settings`.
+
+        Returns:
+          The kinds that change anything, in the order of the registry.
+
+        Raises:
+          ConfigError: for an unknown kind or field, or a value that does not fit.
+        """
+        fields_by_name: dict[str, dict[str, Any]] = {}
+        for key, value in settings.items():
+            name, _, field = key.partition(".")
+            require_name(self.name, name, self.registry, listed_by=LIST_COMMAND)
+            types = field_types(self.registry[name].make)
+            require_name(f"{self.name} {name}", field, types)
+            fields_by_name.setdefault(name, {})[field] = value
+        kinds: list[KindT] = []
+        for name, entry in self.registry.items():
+            if name in fields_by_name:
+                types = field_types(entry.make)
+                with display_names({field: f"{self.name} {name}:{field}" for field in types}):
+                    kinds.append(parse_config(entry.make, fields_by_name[name]))
+        return tuple(kind for kind in kinds if not kind.is_neutral)
+
+    def resolve(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return validated settings in the order of the registry, without neutral kinds.
+
+        Args:
+          settings: values by kind and field, see `to_settings`.
+
+        Returns:
+          The settings with converted values.
+
+        Raises:
+          ConfigError: for an unknown kind or field, or a value that does not fit.
+        """
+        return {
+            key: getattr(kind, field)
+            for kind in self.parse(settings)
+            for field in field_types(type(kind))
+            if (key := f"{kind.name}.{field}") in settings
+        }
+
+    def to_settings(self, value: Any) -> dict[str, Any]:
+        """Return the setting in its canonical form, values by kind and field.
+
+        Args:
+          value: None; a mapping of `kind.field` to values; an object of a kind; a text
+            `kind:field=value,...`, or `kind` for the default strength; or a list of objects and
+            texts. Several values of a field, as in `noise:std=0.1,0.3`, are values of a sweep.
+
+        Returns:
+          Values by `kind.field`. Every named kind has its strength.
+
+        Raises:
+          ConfigError: for another value, and a field that is given twice.
+        """
+        if value is None:
+            return {}
+        if isinstance(value, Mapping):
+            return dict(value)
+        if isinstance(value, str | self.base):
+            value = [value]
+        if not isinstance(value, Iterable):
+            raise make_value_error(self.name, value, self._expected)
+        settings: dict[str, Any] = {}
+        for item in value:
+            if not isinstance(item, str | self.base):
+                raise make_value_error(self.name, item, self._expected)
+            fields = self._parse_text(item) if isinstance(item, str) else _to_fields(item)
+            for name, field_value in fields.items():
+                if name in settings:
+                    raise make_value_error(self.name, item, f"{name} once")
+                settings[name] = field_value
+        return settings
+
+    def is_one_value(self, value: Any) -> bool:
+        """Return whether a value of a grid is the setting of one run, not a list of settings."""
+        items = value if isinstance(value, list | tuple) else ()
+        return value is not None and all(isinstance(item, str | self.base) for item in items)
+
+    def _parse_text(self, text: str) -> dict[str, Any]:
+        """Return the fields of a text `kind:field=value,...`."""
+        name, _, rest = text.partition(":")
+        require_name(self.name, name, (*self.registry, *self._other_names), listed_by=LIST_COMMAND)
+        fields: dict[str, Any] = {}
+        for item in filter(None, _FIELD_SEPARATOR.split(rest)):
+            field, separator, value = item.partition("=")
+            if not separator:
+                raise make_value_error(self.name, text, f"{name}:field=value,...")
+            values = [parse_literal(word) for word in value.split(",")]
+            fields[f"{name}.{field}"] = values if len(values) > 1 else values[0]
+        if name in self.registry:
+            default = self.registry[name].make()
+            fields.setdefault(f"{name}.{default.strength}", getattr(default, default.strength))
+        return fields or {name: True}
+
+
+def _to_fields(kind: Kind) -> dict[str, Any]:
+    """Return the fields of a kind that differ from their defaults, and its strength."""
+    values, defaults = config_to_dict(kind), config_to_dict(type(kind)())
+    return {
+        f"{kind.name}.{name}": to_json_value(name, value)
+        for name, value in values.items()
+        if name == kind.strength or value != defaults[name]
+    }
