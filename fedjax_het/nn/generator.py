@@ -196,5 +196,7 @@ def compute_diversity_loss(
     outputs = outputs.reshape(len(outputs), -1)
     noise_gaps = jnp.square(noise[:, None] - gather_rows(noise, batch_axis)).mean(-1)
     gaps = jnp.abs(outputs[:, None] - gather_rows(outputs, batch_axis)).mean(-1)
-    mean_gap = sum_over_shards((noise_gaps * gaps).sum(), batch_axis) / noise_gaps.shape[1] ** 2
+    mean_gap = sum_over_shards((noise_gaps * gaps).sum(), batch_axis) / float(
+        noise_gaps.shape[1] ** 2
+    )
     return jnp.exp(-mean_gap)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from fedjax_het.nn.batch_axis import BatchAxis, make_axis_argument
 from fedjax_het.utils.arrays import AnyArray, make_key
+from fedjax_het.utils.errors import ConfigError, display_name
 
 # {"params": tree, "state": tree}; "state" is {} without running statistics.
 Variables = dict[str, Any]
@@ -19,7 +20,12 @@ Variables = dict[str, Any]
 CACHED_ACTIVATIONS = 2**17
 
 
-NETWORKS_WITH_FEATURES = "a flax.linen module that ends with nn.Dense, or a `Model` with `embed`"
+USER_NETWORK = "user"
+"""Name of a network that the user passes as the argument `network`."""
+_PART_MEANINGS = {
+    "embed": "`embed`, the function that computes features [B, F]",
+    "head": "`head`, the fully connected layer that maps features [B, F] to logits",
+}
 
 
 class Head(NamedTuple):
@@ -171,6 +177,46 @@ class Model(NamedTuple):
         if self.takes_sample_mask and sample_mask is not None:
             arguments["sample_mask"] = sample_mask
         return arguments
+
+
+def name_network(model: Model) -> str:
+    """Return the argument that chose a network, with its value, for messages."""
+    if model.name == USER_NETWORK:
+        return display_name("network")
+    return f"{display_name('model')} = {model.name!r}"
+
+
+def require_parts(model: Model, *parts: str, alternative: str = "") -> None:
+    """Require that a network has `embed`, `head` or both.
+
+    Args:
+      model: the network.
+      *parts: names of the required fields of `Model`.
+      alternative: other input that the method accepts, for the message.
+
+    Raises:
+      ConfigError: if the network lacks a part.
+
+    Example:
+      >>> from fedjax_het import ConfigError
+      >>> from fedjax_het.nn import make_model
+      >>> from fedjax_het.nn.model import require_parts
+      >>> network = make_model("mlp", (4, 4, 1), 3)._replace(embed=None)
+      >>> require_parts(network, "head")
+      >>> try:
+      ...     require_parts(network, "head", "embed")
+      ... except ConfigError as error:
+      ...     print(str(error).partition(":")[0])
+      model = 'mlp' has no known `embed`, the function that computes features [B, F]
+    """
+    missing = [_PART_MEANINGS[part] for part in parts if getattr(model, part) is None]
+    if missing:
+        listed = " and ".join(f"`{part}`" for part in sorted(parts))
+        raise ConfigError(
+            f"{name_network(model)} has no known {', nor '.join(missing)}: expected a flax.linen "
+            f"module whose logits are the output of its last nn.Dense, or a `Model` with {listed}"
+            f"{alternative}"
+        )
 
 
 def count_features(model: Model) -> int:

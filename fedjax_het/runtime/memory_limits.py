@@ -28,6 +28,7 @@ from fedjax_het.core.schedule import Scheduler, compute_cohort_size
 from fedjax_het.data import Dataset
 from fedjax_het.nn import Model
 from fedjax_het.nn.micro_batch import choose_micro_batch_size
+from fedjax_het.nn.model import USER_NETWORK
 from fedjax_het.runtime.compiled_programs import CompiledPrograms
 from fedjax_het.runtime.placement import HOST_STATE, SPLIT_STATE, Placement
 from fedjax_het.runtime.signature import Signature, to_items
@@ -183,7 +184,8 @@ def list_device_items(
     copies = (len(devices) - 1) / len(devices) if _uses_host_memory(devices) else 1
     model, options = signature.training.task.model, dict(to_items(spec.model_options))
     variables = jax.eval_shape(model.init, make_key(0))
-    name, value = ("network_options", options) if options else ("model", spec.model)
+    argument = "network" if spec.model == USER_NETWORK else "model"
+    name, value = ("network_options", options) if options else (argument, spec.model)
     batch = _compute_batch_bytes(model, variables, spec.batch_size, available_bytes)
     images = int(copies * dataset.train_images.nbytes)
     return [

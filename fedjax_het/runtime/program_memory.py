@@ -2,16 +2,20 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 
 from fedjax_het.algorithms.builders import num_bytes
 from fedjax_het.core.memory import compute_compiled_bytes, lower_bound_bytes, total_free_bytes
 from fedjax_het.runtime.build import RunGroup
+from fedjax_het.runtime.compiled_programs import build_programs
 from fedjax_het.runtime.group_init import list_programs
 from fedjax_het.runtime.group_state import GroupState
 from fedjax_het.runtime.memory_limits import InsufficientMemoryError, format_bytes
 from fedjax_het.runtime.placement import AUTO, HOST_STATE, Placement
+from fedjax_het.runtime.signature import to_items
+from fedjax_het.utils.errors import ConfigError, display_name
 
 
 def measure_required_memory(group_state: GroupState) -> int:
@@ -41,6 +45,17 @@ def require_memory_for_programs(group_state: GroupState, memory: int | None) -> 
     def check(name: str, required: int, qualifier: str = "") -> None:
         if available_bytes is None or required <= available_bytes:
             return
+        problem = (
+            f"the {name} of {spec.algorithm} need {qualifier}{format_bytes(required)} on each "
+            f"device, and {format_bytes(available_bytes)} are available"
+        )
+        if (option := _find_largest_option(group_state)) is not None:
+            max_value = int(option.value - (required - available_bytes) / option.bytes_per_unit)
+            expected = f"at most {max_value}" if max_value >= 1 else "a smaller number"
+            raise InsufficientMemoryError(
+                f"{display_name(f'options {option.name}')} = {option.value}: expected {expected} "
+                f"or more memory, as {problem}"
+            )
         fraction = available_bytes / required
         batch_size = int(spec.batch_size * fraction)
         suggestions = [f"lanes = {max(1, int(plan.lanes * fraction))}"] if plan.lanes > 1 else []
@@ -49,19 +64,66 @@ def require_memory_for_programs(group_state: GroupState, memory: int | None) -> 
         if batch_size >= 1:
             suggestions.append(f"batch_size = {batch_size}")
         raise InsufficientMemoryError(
-            f"batch_size = {spec.batch_size!r}: the {name} of {spec.algorithm} need {qualifier}"
-            f"{format_bytes(required)} on each device, and {format_bytes(available_bytes)} are "
-            f"available: expected {', '.join([*suggestions, 'a smaller network'])} or more memory"
+            f"{display_name('batch_size')} = {spec.batch_size!r}: {problem}: expected "
+            f"{', '.join([*suggestions, 'a smaller network'])} or more memory"
         )
 
     for name, (jitted, inputs) in programs:
-        check(name, lower_bound_bytes(jitted.trace(*inputs).jaxpr), "at least ")
+        check(name, _compute_lower_bound(jitted, inputs), "at least ")
     for name, (jitted, inputs) in programs:
         required = compute_compiled_bytes(jitted, inputs)
         if not memory:  # inputs that are placed already are not part of the free bytes
             placed = [leaf for leaf in jax.tree.leaves(inputs) if isinstance(leaf, jax.Array)]
             required -= num_bytes([leaf.addressable_data(0) for leaf in placed])
         check(name, required)
+
+
+def _compute_lower_bound(jitted: Any, inputs: tuple) -> int:
+    """Return a lower bound of the bytes on each device: one result, or the state of the runs."""
+    placed_state = [
+        jax.ShapeDtypeStruct(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
+        for leaf in jax.tree.leaves(inputs)
+        if isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is not None
+    ]
+    return max(lower_bound_bytes(jitted.trace(*inputs).jaxpr), num_bytes(placed_state))
+
+
+class _OptionMemory(NamedTuple):
+    """An option of the method on which the memory of the programs depends."""
+
+    name: str
+    value: int
+    bytes_per_unit: float
+    "Bytes on each device that one unit less would save."
+
+
+def _find_largest_option(group_state: GroupState) -> _OptionMemory | None:
+    """Return the whole-number option that accounts for most memory; None without such an option.
+
+    Half of the option's value lowers the bound of the traced programs more than half of the value
+    of another option. Cost: a trace of the programs for each option; nothing compiles.
+    """
+    group = group_state.group
+    signature, plan = group.program.signature, group.program.plan
+    options = dict(signature.options)
+
+    def compute_bound(options: dict[str, Any]) -> int:
+        changed_signature = signature._replace(options=to_items(options))
+        changed_group = dataclasses.replace(group, program=build_programs(changed_signature, plan))
+        # The loops of a round in parts are those of the unchanged options.
+        changed = dataclasses.replace(group_state, group=changed_group, loop_layout=None)
+        return max(_compute_lower_bound(*program) for program in list_programs(changed).values())
+
+    bound, found = compute_bound(options), []
+    for name, value in options.items():
+        if type(value) is int and value > 1:
+            try:
+                saved = bound - compute_bound({**options, name: value // 2})
+            except ConfigError:  # the option allows no such value
+                continue
+            found.append(_OptionMemory(name, value, saved / (value - value // 2)))
+    largest = max(found, key=lambda option: option.bytes_per_unit * option.value, default=None)
+    return largest if largest is not None and largest.bytes_per_unit > 0 else None
 
 
 def init_within_memory(init: Callable[[Placement], GroupState], placement: Placement) -> GroupState:

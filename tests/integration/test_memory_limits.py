@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 from support.data import make_user_dataset
 from support.markers import slow_case
-from support.small_runs import make_spec, run_spec, run_sweep
+from support.small_runs import FAST_OPTIONS, make_spec, run_spec, run_sweep
 
 from fedjax_het import Placement
 from fedjax_het.algorithms import METHODS
@@ -198,6 +198,24 @@ def test_compiled_program_is_refused_before_a_round():
     with pytest.raises(InsufficientMemoryError, match=message):
         run_spec(make_spec(), memory=needed - 1, progress=lambda progress: pytest.fail("it began"))
     assert not run_spec(make_spec(rounds=1), memory=2 * needed).summary["diverged"]
+
+
+@pytest.mark.parametrize(
+    ("method", "option"),
+    [
+        ("ccvr", "virtual_features"),
+        ("fedftg", "distill_batch_size"),
+        ("fedgen", "generator_hidden"),
+    ],
+)
+def test_refusal_names_the_option_of_the_server(method, option, monkeypatch):
+    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda *a, **k: pytest.fail("compiled"))
+    options = {**FAST_OPTIONS[method], option: 10**7}
+    message = (
+        rf"^options {option} = 10000000: expected at most \d+ or more memory, as the rounds of"
+    )
+    with pytest.raises(InsufficientMemoryError, match=message):
+        run_spec(make_spec(method, options=options, local_optimizer="sgd"), memory=10**8, lanes=1)
 
 
 def test_run_without_room_takes_fewer_lanes(monkeypatch):
