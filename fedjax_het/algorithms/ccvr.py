@@ -24,7 +24,7 @@ from fedjax_het.core.server_training import (
     ServerTraining,
     train_on_examples,
 )
-from fedjax_het.nn.model import NETWORKS_WITH_FEATURES, Head, count_features
+from fedjax_het.nn.model import Head, count_features, require_parts
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.config import (
     Config,
@@ -33,7 +33,6 @@ from fedjax_het.utils.config import (
     NonNegativeInt,
     PositiveInt,
 )
-from fedjax_het.utils.errors import require
 
 Tree = Any
 
@@ -43,13 +42,15 @@ class CCVROptions(Config):
     """Choices of CCVR."""
 
     virtual_features: PositiveInt = 2000
-    "Number M of virtual features of each class."
+    """Number M of virtual features of each class: random draws from a Gaussian with the mean and
+    the covariance that the inputs of the network's last layer have over all clients' examples."""
     calibration_epochs: NonNegativeInt = 10
-    "Epochs over the virtual features."
+    """Epochs of the calibration, the training of the head (the last layer) on the virtual features
+    at the server."""
     calibration_batch_size: PositiveInt = 64
-    "Number of virtual features in a minibatch."
+    "Number of virtual features in a minibatch of the calibration."
     calibrates_new_head: bool = False
-    "Whether the calibration starts from a new random head instead of the head of the base."
+    "Whether the calibration starts from new random weights instead of the head of the base."
 
 
 @dataclass(frozen=True)
@@ -112,8 +113,7 @@ def ccvr(
       ConfigError: if the network has no `embed` or no `head`.
     """
     task, model, head = training.task, training.task.model, training.task.model.head
-    expected = f"a network with `embed` and `head`, its features: {NETWORKS_WITH_FEATURES}"
-    require(model.embed is not None and head is not None, "model", model.name, expected)
+    require_parts(model, "embed", "head")
     assert head is not None
     algorithm = base(training, plan)
 

@@ -44,7 +44,7 @@ from fedjax_het.core.server_parallelism import ServerParallelism
 from fedjax_het.core.server_training import EpochRange
 from fedjax_het.core.work_items import CondensationWork
 from fedjax_het.nn import Model
-from fedjax_het.nn.model import NETWORKS_WITH_FEATURES
+from fedjax_het.nn.model import require_parts
 from fedjax_het.utils.config import (
     Bounds,
     Config,
@@ -230,9 +230,7 @@ class ClientCondensation:
 
     def build(self) -> Algorithm:
         """Return the method. Raises ConfigError for a network without `embed`."""
-        has_embed = self.model.embed is not None
-        expected = f"a network with `embed`, to match features: {NETWORKS_WITH_FEATURES}"
-        require(has_embed, "model", self.model.name, expected)
+        require_parts(self.model, "embed")
         return Algorithm(
             init=self._init_state,
             round=self._run_round,

@@ -11,9 +11,8 @@ from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.client_algorithm import HyperParameters
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining
-from fedjax_het.nn.model import NETWORKS_WITH_FEATURES
+from fedjax_het.nn.model import require_parts
 from fedjax_het.utils.config import Config, NonNegativeFloat
-from fedjax_het.utils.errors import require
 
 EPSILON = 1e-8  # added to variances, as in the public code
 
@@ -23,7 +22,8 @@ class FedDecorrHyperParameters(Config):
     """Hyperparameters of FedDecorr."""
 
     feddecorr_beta: NonNegativeFloat = 0.1
-    "Weight of the decorrelation term; 0 is the base."
+    """Weight of the decorrelation term, the squared correlations of the features (the inputs of the
+    last layer) in a minibatch; 0 is the base."""
 
 
 def feddecorr(
@@ -62,8 +62,7 @@ def feddecorr(
       ConfigError: if the network has no `embed`.
     """
     model = training.task.model
-    expected = f"a network with `embed`, its features: {NETWORKS_WITH_FEATURES}"
-    require(model.embed is not None, "model", model.name, expected)
+    require_parts(model, "embed")
     return base(training._replace(regularizer=_weigh_decorrelation_loss), plan)
 
 

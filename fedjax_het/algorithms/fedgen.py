@@ -28,7 +28,7 @@ from fedjax_het.core.server_training import ServerTraining, ServerTrainState
 from fedjax_het.nn import Generator, make_generator
 from fedjax_het.nn.batch_axis import get_num_shards, sum_over_shards
 from fedjax_het.nn.generator import compute_diversity_loss
-from fedjax_het.nn.model import Head, count_features
+from fedjax_het.nn.model import Head, count_features, require_parts
 from fedjax_het.utils.config import (
     Bounds,
     Config,
@@ -37,7 +37,6 @@ from fedjax_het.utils.config import (
     NonNegativeInt,
     PositiveInt,
 )
-from fedjax_het.utils.errors import require
 
 Tree = Any
 
@@ -170,9 +169,7 @@ def fedgen(training: LocalTraining, plan: ExecutionPlan, *, options: FedGenOptio
     """
     model, max_steps = training.task.model, options.generator_steps
     embed, head = model.embed, model.head
-    has_features = embed is not None and head is not None
-    expected = "a network with `embed` and `head`, whose features are generated"
-    require(has_features, "model", model.name, expected)
+    require_parts(model, "embed", "head")
     assert embed is not None and head is not None
     num_features = count_features(model)
     sizes = (num_features, options.generator_hidden, options.generator_noise)

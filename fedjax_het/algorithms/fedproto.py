@@ -24,9 +24,8 @@ from fedjax_het.core.local_training import (
     make_training_step,
 )
 from fedjax_het.nn import Model
-from fedjax_het.nn.model import NETWORKS_WITH_FEATURES, count_features
+from fedjax_het.nn.model import count_features, require_parts
 from fedjax_het.utils.config import Config, NonNegativeFloat
-from fedjax_het.utils.errors import require
 
 Tree = Any
 FAR = -1e9  # logit of a class without prototype
@@ -37,8 +36,9 @@ class FedProtoOptions(Config):
     """Choices of FedProto."""
 
     distance: Literal["samples", "classes"] = "samples"
-    """Distance to the prototypes: "samples", mean square over samples and features; "classes", sum
-    over classes of the squared distance of the mean features in the minibatch."""
+    """Distance to the prototypes, the mean features of each class over clients: "samples", mean
+    square over samples and features; "classes", sum over classes of the squared distance of the
+    mean features in the minibatch."""
     prediction: Literal["prototypes", "head"] = "prototypes"
     """Prediction of the evaluated model: "prototypes", the nearest prototype; "head", the last
     layer."""
@@ -116,8 +116,7 @@ def fedproto(
     """
     task, model = training.task, training.task.model
     embed, num_classes = model.embed, model.num_classes
-    expected = f"a network with `embed`, its features: {NETWORKS_WITH_FEATURES}"
-    require(embed is not None, "model", model.name, expected)
+    require_parts(model, "embed")
     assert embed is not None
     shape = (num_classes, count_features(model))
     compute_distance = _DISTANCES[options.distance]

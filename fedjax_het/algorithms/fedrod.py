@@ -26,8 +26,7 @@ from fedjax_het.core.local_training import (
     select_kept_optimizer_state,
 )
 from fedjax_het.core.task import per_sample_cross_entropy
-from fedjax_het.nn.model import NETWORKS_WITH_FEATURES
-from fedjax_het.utils.errors import require
+from fedjax_het.nn.model import require_parts
 
 Tree = Any
 
@@ -74,8 +73,7 @@ def fedrod(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     """
     model = training.task.model
     embed, head = model.embed, model.head
-    has_features = embed is not None and head is not None
-    require(has_features, "model", model.name, f"a network with a head: {NETWORKS_WITH_FEATURES}")
+    require_parts(model, "embed", "head")
     assert embed is not None and head is not None
 
     def init(hp: HyperParameters, variables: Tree) -> PersonalHead:

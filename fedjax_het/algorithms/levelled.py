@@ -12,9 +12,10 @@ from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.core.rng import Purpose, fold_in_purpose
+from fedjax_het.nn.model import name_network
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.config import Config, PositiveInt
-from fedjax_het.utils.errors import make_value_error
+from fedjax_het.utils.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def levelled(
     biases = [n for n, leaf in leaves if getattr(leaf, "shape", None) == (model.num_classes,)]
     if head is None or len(biases) != 1:
         expected = "a network that ends in a fully connected layer with a bias, to correct it"
-        raise make_value_error("model", model.name, expected)
+        raise ConfigError(f"{name_network(model)}: expected {expected}")
     (name,) = biases
 
     def run_server_step(hp, step_state, context: ServerStepContext):

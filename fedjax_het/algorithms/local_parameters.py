@@ -11,10 +11,16 @@ from fedjax_het.core.client_rows import get_client_row
 from fedjax_het.core.contract_checks import ContractError, describe_value
 from fedjax_het.core.local_training import LocalTraining, apply_gradient, init_local_optimizer
 from fedjax_het.nn import Model
-from fedjax_het.nn.model import NETWORKS_WITH_FEATURES
+from fedjax_het.nn.model import require_parts
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.config import Config
-from fedjax_het.utils.errors import ConfigError, describe_error, make_value_error, require
+from fedjax_het.utils.errors import (
+    ConfigError,
+    describe_error,
+    display_name,
+    make_value_error,
+    require,
+)
 
 Tree = Any
 
@@ -24,8 +30,9 @@ class HeadOptions(Config):
     """Choice of the layers that form a network's head; all other layers are its body."""
 
     head_layers: tuple[str, ...] = ()
-    """Paths of the head's layers within the network's parameters, such as `hidden2` or
-    `block3/conv1`; empty: the last fully connected layer."""
+    """Layers of the head, by their paths within the network's parameters, such as `hidden2` or
+    `block3/conv1`, with commas between them. The head is a part of the network that the method
+    treats differently from all other layers, the body. Empty: the last fully connected layer."""
 
 
 def select_head(model: Model, variables: Tree, *, options: HeadOptions) -> list[Tree]:
@@ -53,9 +60,11 @@ def select_head(model: Model, variables: Tree, *, options: HeadOptions) -> list[
       [(3,), (5, 3)]
     """
     if not options.head_layers:
-        if model.head is None:
-            expected = f"{NETWORKS_WITH_FEATURES}, or options head_layers"
-            raise make_value_error("model", model.name, expected)
+        params, option = variables["params"], display_name("options head_layers")
+        known = f" (of {', '.join(params)})" if isinstance(params, dict) else ""
+        alternative = f", or {option} with the paths of layers{known}"
+        require_parts(model, "head", alternative=alternative)
+        assert model.head is not None
         return jax.tree.leaves(model.head.get_parameters(variables))
     paths = jax.tree_util.tree_leaves_with_path(variables)
     # The first part of a path is "params" or "state".

@@ -16,9 +16,8 @@ from fedjax_het.core.client_algorithm import Batch, ClientContext
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import ClientTrainState, LocalTraining, make_local_sgd
 from fedjax_het.nn import Model, add_projection_head, micro_batched_value_and_grad
-from fedjax_het.nn.model import NETWORKS_WITH_FEATURES
+from fedjax_het.nn.model import require_parts
 from fedjax_het.utils.config import Config, NonNegativeFloat, NonNegativeInt, PositiveFloat
-from fedjax_het.utils.errors import require
 
 Tree = Any
 
@@ -97,8 +96,7 @@ def moon(training: LocalTraining, plan: ExecutionPlan, *, options: MOONOptions) 
       ConfigError: if the network has no `embed`.
     """
     model = training.task.model
-    expected = f"a network with `embed`, its features: {NETWORKS_WITH_FEATURES}"
-    require(model.embed is not None, "model", model.name, expected)
+    require_parts(model, "embed")
 
     def init(hp, variables):
         return PreviousModel(jax.tree.map(jnp.zeros_like, variables), jnp.int32(0))

@@ -20,6 +20,7 @@ from fedjax_het.nn.conv import conv2d
 from fedjax_het.nn.conv_products import AUTO
 from fedjax_het.nn.layers import BatchNorm, InstanceNorm, Linear
 from fedjax_het.nn.model import Head, Model, Variables, count_cached_samples
+from fedjax_het.nn.output_dependence import is_computed_from
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.errors import ConfigError
 from fedjax_het.utils.registry import get_keyword_parameters
@@ -168,7 +169,8 @@ def make_flax_model(
     """Convert a flax.linen module to a `Model`.
 
     The module is called `module(x, train=...)`, `(x, training=...)`, `(x, deterministic=...)` or
-    `(x)`, by its signature, and returns logits, or (features, logits). Collections other than
+    `(x)`, by its signature, and returns logits, or (features, logits). The logits must then be
+    computed from the features. Collections other than
     `params` are the model's state; the key goes to the stream "dropout". The head is the last fully
     connected layer (`nn.Dense`) whose output is the logits; the features are its input. Without
     such a layer the model has no head, and has `embed` only if the module returns features itself.
@@ -190,8 +192,9 @@ def make_flax_model(
       The model.
 
     Raises:
-      ConfigError: if the module has dropout or batch norm but no training flag, or has no
-        parameters. Other exceptions inside the module are raised unchanged.
+      ConfigError: if the module has dropout or batch norm but no training flag, has no parameters,
+        or returns two arrays that are not (features, logits). Other exceptions inside the module
+        are raised unchanged.
     """
     name, signature = type(module).__name__, type(module).__call__
     info = _inspect_module(module, input_shape)
@@ -338,6 +341,7 @@ def _inspect_module(module: nn.Module, input_shape: Sequence[int]) -> _ModuleInf
     norm_paths: set[tuple[str, ...]] = set()
     activation_shapes: list[tuple[int, int, int]] = []
     heads: list[Head | None] = []
+    head_inputs: list[tuple[int, ...] | None] = []
     norm_kinds: set[type] = set()
     flag_arguments: dict[str, Any] = make_flag_arguments(type(module).__call__, False)
 
@@ -360,6 +364,7 @@ def _inspect_module(module: nn.Module, input_shape: Sequence[int]) -> _ModuleInf
             name, expected = type(module).__name__, "logits, or (features, logits)"
             raise ConfigError(f"{name} returns one array twice: expected {expected}")
         last_call = calls.find_last_call(_get_logits(out))
+        head_inputs.append(last_call.input.shape if last_call else None)
         heads.append(
             _make_head(last_call.layer) if last_call and last_call.input.ndim == 2 else None
         )
@@ -367,6 +372,8 @@ def _inspect_module(module: nn.Module, input_shape: Sequence[int]) -> _ModuleInf
 
     image = jax.ShapeDtypeStruct((_PROBE_BATCH, *input_shape), jnp.result_type(float))
     out, variables = jax.eval_shape(run_init, make_key(0), image)
+    if isinstance(out, tuple) and len(out) == 2:
+        _check_features(module, out, image, flag_arguments, head_inputs[-1])
     if "params" not in variables:
         raise ConfigError(f"{type(module).__name__}: expected a module with parameters")
     shape: tuple[int, ...] = getattr(_get_logits(out), "shape", ())
@@ -382,6 +389,46 @@ def _inspect_module(module: nn.Module, input_shape: Sequence[int]) -> _ModuleInf
         head=heads[-1],
         has_batch_norm=any(issubclass(kind, _BATCH_NORM_LAYERS) for kind in norm_kinds),
     )
+
+
+def _check_features(
+    module: nn.Module,
+    out: tuple,
+    image: Any,
+    flag_arguments: dict,
+    head_input: tuple[int, ...] | None,
+) -> None:
+    """Raise ConfigError unless two outputs are (features, logits computed from the features).
+
+    Args:
+      module: the unbound module.
+      out: the shapes of its outputs.
+      image: the shape of the images.
+      flag_arguments: the training flag.
+      head_input: the shape that the last fully connected layer reads; None without such a layer.
+
+    Raises:
+      ConfigError: if the outputs are something else.
+    """
+    shapes = [getattr(output, "shape", None) for output in out]
+    if None in shapes:
+        return  # the check of the logits reports it
+
+    def run_init(x: Any) -> Any:
+        return module.init_with_output(make_key(0), x, **flag_arguments)[0]
+
+    if not is_computed_from(run_init, image):
+        raise ConfigError(
+            f"{type(module).__name__} returns two arrays, {shapes[0]} and {shapes[1]}, and the "
+            "second one is not computed from the first one: expected logits [B, C], or (features "
+            "[B, F], logits [B, C]) with logits that the last layers compute from the features"
+        )
+    if head_input not in (None, shapes[0]):
+        raise ConfigError(
+            f"{type(module).__name__} returns features {shapes[0]}, but its last nn.Dense reads "
+            f"{head_input}: expected (features, logits), with the input of the last nn.Dense as "
+            "features"
+        )
 
 
 def _make_head(layer: nn.Module) -> Head:
@@ -477,6 +524,17 @@ def make_pair_model(
                 )
             return out, variables["state"]
         logits, updates = out
+        if not isinstance(updates, Mapping) or not set(updates) <= set(collections):
+            names = ", ".join(f"{name!r}: ..." for name in collections)
+            kind = (
+                f"keys {list(updates)}"
+                if isinstance(updates, Mapping)
+                else "no dict of collections"
+            )
+            raise ConfigError(
+                f"apply returns two values, and the second one is {kind}: expected logits, or "
+                f"(logits, new_state) with the new_state {{{names}}}"
+            )
         if not (train and collections):
             return logits, variables["state"]
         return logits, _to_state({**by_collection, **updates}, collections)

@@ -16,7 +16,7 @@ import numpy as np
 from fedjax_het.nn.adapters import make_flax_model, make_pair_model
 from fedjax_het.nn.factories import make_nnx_model, make_single_example_model
 from fedjax_het.nn.flops import iter_equations
-from fedjax_het.nn.model import Model
+from fedjax_het.nn.model import USER_NETWORK, Model
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.config import Bounds, validate_arguments
 from fedjax_het.utils.env import require_devices
@@ -99,7 +99,7 @@ def to_model(
     network: Any,
     input_shape: ImageShape,
     num_classes: Size,
-    name: str = "user",
+    name: str = USER_NETWORK,
     **options: Any,
 ) -> Model:
     """Convert a user's network to a `Model`.

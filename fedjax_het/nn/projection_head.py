@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.nn.layers import uniform_fan_in
-from fedjax_het.nn.model import Head, Model, count_features
+from fedjax_het.nn.model import Head, Model, count_features, name_network, require_parts
 from fedjax_het.utils.arrays import make_key
-from fedjax_het.utils.errors import make_value_error, require
+from fedjax_het.utils.errors import ConfigError
 
 HEAD_LAYERS = ("projection1", "projection2", "head")
 
@@ -41,15 +41,17 @@ def add_projection_head(model: Model, size: int = 256) -> Model:
       >>> sorted(model.init(jax.random.key(0))["params"])
       ['head', 'hidden1', 'projection1', 'projection2']
     """
+    require_parts(model, "embed", "head")
     if model.embed is None or model.head is None or not model.head.path:
-        expected = "a network with a last fully connected layer, to put a projection before"
-        raise make_value_error("model", model.name, expected)
+        expected = "a network with layers before the last one, to put a projection between them"
+        raise ConfigError(f"{name_network(model)}: expected {expected}")
     embed_body, classifier, path = model.embed, model.head, model.head.path
     variables = jax.eval_shape(model.init, make_key(0))
     classifier_params = classifier.get_parameters(variables)
     conflicts = [name for name in HEAD_LAYERS if name in variables["params"] and (name,) != path]
-    expected = f"a network without layers called {', '.join(conflicts)}"
-    require(not conflicts, "model", model.name, expected)
+    if conflicts:
+        expected = f"a network without layers called {', '.join(conflicts)}"
+        raise ConfigError(f"{name_network(model)}: expected {expected}")
     width = count_features(model)
     shapes = ((width, width), (width, size), (size, model.num_classes))
 

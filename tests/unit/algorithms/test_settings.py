@@ -218,14 +218,16 @@ def test_defaults_match_papers_and_public_code(method, settings, expected):
 @pytest.mark.parametrize(
     ("name", "missing", "message"),
     [
-        *((name, "embed", "expected a network with `embed`") for name in ("fedaf", "feddm")),
-        *(("fedgen", missing, ".*head") for missing in ("head", "embed")),
-        ("moon", "embed", ".*features"),
+        *((name, "embed", "a `Model` with `embed`") for name in ("fedaf", "feddm", "moon")),
+        *(
+            ("fedgen", missing, "a `Model` with `embed` and `head`")
+            for missing in ("head", "embed")
+        ),
     ],
 )
 def test_rejects_network_without_part(name, missing, message):
     model = make_linear_model()._replace(**{missing: None})
-    with pytest.raises(ConfigError, match=f"model = 'linear': {message}"):
+    with pytest.raises(ConfigError, match=f"^model = 'linear' has no known `{missing}`.*{message}"):
         make_method_federation(name, model=model)
 
 

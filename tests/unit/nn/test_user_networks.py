@@ -185,7 +185,7 @@ def test_flax_module_without_head():
 
     model = to_model(Pooled(), SHAPE, CLASSES)
     assert model.embed is None and model.head is None
-    with pytest.raises(ConfigError, match="model = 'user': expected a network with a last fully"):
+    with pytest.raises(ConfigError, match=r"^network has no known `embed`.*, nor `head`"):
         add_projection_head(model)
 
 
@@ -312,8 +312,45 @@ class Twice(nn.Module):
         return logits, logits
 
 
+class TwoLayers(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        hidden = nn.relu(nn.Dense(5)(x.reshape(len(x), -1)))
+        return nn.Dense(CLASSES)(hidden), nn.Dense(CLASSES)(hidden)
+
+
+class Swapped(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        hidden = nn.relu(nn.Dense(CLASSES)(x.reshape(len(x), -1)))
+        return nn.Dense(CLASSES)(hidden), hidden
+
+
+class EarlyFeatures(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        features = nn.Dense(5)(x.reshape(len(x), -1))
+        return features, nn.Dense(CLASSES)(nn.Dense(6)(features))
+
+
 def pair_of(params, apply=lambda params, x: jnp.zeros((len(x), CLASSES))):
     return (lambda key: params), apply
+
+
+class Features(nn.Module):
+    """Returns features by other operations than the layer reads, and in a compiled function."""
+
+    @nn.jit
+    @nn.compact
+    def __call__(self, x):
+        hidden = nn.Dense(5)(x.reshape(len(x), -1))
+        return nn.relu(hidden), nn.Dense(CLASSES)(nn.relu(hidden))
+
+
+def test_logits_may_repeat_the_operations_of_features():
+    model = to_model(Features(), SHAPE, CLASSES)
+    features, logits, _ = model.embed(model.init(KEY), IMAGES, train=False)
+    assert features.shape == (len(IMAGES), 5) and logits.shape == (len(IMAGES), CLASSES)
 
 
 BAD = {
@@ -329,6 +366,22 @@ BAD = {
     "text": (pair_of({"a": {"w": "x"}}), {}, r"params\['a'\]\['w'\] of the variables is a str"),
     "integers": (pair_of({"w": jnp.zeros(3, int)}), {}, r"params\['w'\] of the variables is of ty"),
     "twice": (Twice(), {}, r"Twice returns one array twice: expected logits, or \(features"),
+    "two layers": (TwoLayers(), {}, r"network 'user': TwoLayers returns two arrays, \(2, 4\) and"),
+    "swapped": (
+        Swapped(),
+        {},
+        r"Swapped returns two arrays.*expected logits \[B, C\], or \(features",
+    ),
+    "early features": (
+        EarlyFeatures(),
+        {},
+        r"returns features \(2, 5\), but its last nn.Dense reads",
+    ),
+    "pair of features": (
+        pair_of({"w": jnp.zeros(3)}, lambda p, x: (x, jnp.zeros((len(x), CLASSES)))),
+        {},
+        "apply returns two values, and the second one is no dict of collections: expected logits",
+    ),
     "statistics": (
         pair_of({"params": {"w": jnp.zeros(3)}, "stats": {"mean": jnp.zeros(3)}}),
         {},
