@@ -150,6 +150,10 @@ def _resolve(raw: RunSettings, *, are_objects_known: bool = True) -> RunSettings
     spec = _resolve_hyperparameters(raw, spec, method, hp, are_objects_known)
     with display_names_within("options", method.option_names):
         method.settings_warnings(spec, method)
+    for name, annotation in field_types(RunSettings).items():
+        if get_origin(annotation) is dict:
+            for key, item in getattr(spec, name).items():
+                to_json_value(f"{name} {key}", item)
     return RunSettings(**vars(spec))  # converts numbers of rules
 
 
@@ -271,7 +275,11 @@ def validate_settings(raw: RunSettings) -> RunSettings:
         value = getattr(raw, name)
         if get_origin(annotation) is dict:
             items = validate(name, value, dict[str, Any]).items()
-            values[name] = {key: to_json_value(f"{name} {key}", item) for key, item in items}
+            # A later check reports numbers that are not finite, with the range of the entry.
+            values[name] = {
+                key: to_json_value(f"{name} {key}", item, requires_finite=False)
+                for key, item in items
+            }
         else:
             values[name] = validate(name, value, annotation)
     return update_settings(raw, **values)
@@ -507,6 +515,9 @@ def _resolve_options(
             expected = f"no value, since it is a hyperparameter: {display_name(f'hp {name}')}"
             raise make_value_error(f"options {name}", value, expected)
         require_name("options", name, method.option_names)
+    if "base" in raw.options and method.has_base:
+        expected = f"a method ({', '.join(get_possible_bases(method))}), or no value"
+        require(raw.options["base"] is not None, "options base", None, expected)
     values = _evaluate_rule_values(protocol_options, spec, method, method.option_names)
     values |= raw.options
     base = values.pop("base", None)

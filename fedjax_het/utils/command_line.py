@@ -45,6 +45,8 @@ HELP_FLAGS = ("-h", "--help", HELP_ALL_FLAG)
 """Flags that print a help text."""
 _FLAG_PATTERN = re.compile(r"--?(?!inf$)[A-Za-z]")  # -inf is a number
 _VALUE_SEPARATOR = re.compile(r',(?=(?:[^"]*"[^"]*")*[^"]*$)')  # an even number of quotes follows
+_WORD_LIST = re.compile(r"\[([^][\"]+)\]")
+_WORD_LISTS = re.compile(rf"{_WORD_LIST.pattern}(,{_WORD_LIST.pattern})*")
 _CONSTANTS = {"None": None, "True": True, "False": False}
 _METAVARS = {int: "N", float: "X", str: "NAME", Path: "PATH", bool: "BOOL"}
 _Occurrences = tuple[tuple[str, ...], ...]  # the words after each occurrence of a flag
@@ -299,12 +301,17 @@ def convert_setting(name: str, value: Any, annotation: Any) -> Any:
 
 
 def _split_values(text: str) -> list[Any]:
-    """Return the values between the commas of a text, e.g. two lists for "[1,2],[3]".
+    """Return the values between the commas of a text, e.g. two lists for "[1,2],[a]".
 
     Commas in double quotes belong to a value.
     """
     values = parse_literal(f"[{text}]") if "[" in text else None
-    return values if isinstance(values, list) else _VALUE_SEPARATOR.split(text)
+    if isinstance(values, list):
+        return values
+    if _WORD_LISTS.fullmatch(text):
+        lists = (content.split(",") for content in _WORD_LIST.findall(text))
+        return [[parse_literal(word.strip()) for word in words] for words in lists]
+    return _VALUE_SEPARATOR.split(text)
 
 
 def _parse_word(word: str, annotation: Any) -> Any:

@@ -592,9 +592,8 @@ def parse_config(config_class: type[ConfigT], overrides: Mapping[str, Any]) -> C
     """Create settings from the user's values; a preset or the defaults provide the others.
 
     Args:
-      config_class: dataclass of the settings. In a class with presets, None stands for an unset
-        field if the field cannot be None.
-      overrides: values by field.
+      config_class: dataclass of the settings.
+      overrides: values by field. A list of words may be a text with commas, see `split_words`.
 
     Returns:
       An instance of `config_class` with values of the annotated types.
@@ -605,22 +604,52 @@ def parse_config(config_class: type[ConfigT], overrides: Mapping[str, Any]) -> C
     fields = field_types(config_class)
     for key in overrides:
         require_name("option", key, fields)
-    values = config_class.normalize_values(
-        {
-            key: value
-            for key, value in overrides.items()
-            if not config_class.PRESETS or value is not None or accepts_none(fields[key])
-        }
-    )
+    values = config_class.normalize_values(dict(overrides))
     if config_class.PRESETS:
         field = config_class.PRESET_FIELD
         preset = values.get(field, config_class.__dataclass_fields__[field].default)
         require_name(field, preset, config_class.PRESETS)
         values = {**config_class.PRESETS[preset], **values}
-    values = {key: validate(key, v, fields[key]) for key, v in values.items()}
+    values = {
+        key: validate(key, split_words(key, v, fields[key]), fields[key])
+        for key, v in values.items()
+    }
     config = config_class(**values).with_derived_fields()
     config.check()
     return config
+
+
+def split_words(argument: str, value: Any, annotation: Any) -> Any:
+    """Return the words between the commas of a text if an annotation is a list of words.
+
+    Args:
+      argument: name of the value in messages.
+      value: the user's value.
+      annotation: type of the value.
+
+    Returns:
+      The words as a list; another value, or a value of another annotation, unchanged.
+
+    Raises:
+      ConfigError: if a word is empty.
+
+    Example:
+      >>> from fedjax_het.utils.config import split_words
+      >>> split_words("layers", "hidden2, head", tuple[str, ...])
+      ['hidden2', 'head']
+      >>> split_words("layer", "hidden2, head", str)
+      'hidden2, head'
+    """
+    members = union_members(annotation)
+    is_list_of_words = str not in members and any(
+        get_origin(member) in (tuple, *_LISTS) and get_args(member)[:1] == (str,)
+        for member in members
+    )
+    if not is_list_of_words or not isinstance(value, str):
+        return value
+    words = [word.strip() for word in value.strip().removeprefix("[").removesuffix("]").split(",")]
+    require(all(words), argument, value, "words with commas between them")
+    return words
 
 
 def config_to_dict(config: Config) -> dict[str, Any]:
@@ -650,30 +679,34 @@ def _add_bounds(annotation: Any, bounds: Bounds) -> Any:
     return Annotated[annotation, bounds] if annotation in (int, float) else annotation
 
 
-def to_json_value(argument: str, value: Any) -> Any:
+def to_json_value(argument: str, value: Any, *, requires_finite: bool = True) -> Any:
     """Convert a value to JSON: number, text, bool, None, and lists and dicts of them.
 
     Args:
       argument: name of the value in messages.
       value: the user's value.
+      requires_finite: whether numbers must be finite. False: the caller checks numbers later, and
+        its message has the valid range.
 
     Returns:
       The converted value.
 
     Raises:
-      ConfigError: for other types and for numbers that are not finite.
+      ConfigError: for other types, and for numbers that are not finite if this is required.
     """
     value = os.fspath(value) if isinstance(value, os.PathLike) else to_python_scalar(value)
     if value is None or isinstance(value, bool | str):
         return value
+    convert = functools.partial(to_json_value, argument, requires_finite=requires_finite)
     if isinstance(value, int | float):
-        validate(argument, value, float)
+        if requires_finite:
+            validate(argument, value, float)
         return value
     if is_list(value, tuple):
-        return [to_json_value(argument, item) for item in value]
+        return [convert(item) for item in value]
     is_mapping = isinstance(value, dict) and all(isinstance(key, str) for key in value)
     require(is_mapping, argument, value, "a number, a word, True, False, None or a list of them")
-    return {key: to_json_value(argument, item) for key, item in value.items()}
+    return {key: convert(item) for key, item in value.items()}
 
 
 def parse_literal(text: str) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol, TypeVar, cast, get_args, get_origin, ge
 
 from fedjax_het.utils.config import (
     is_supported_annotation,
+    split_words,
     to_json_value,
     union_members,
     validate,
@@ -192,7 +193,7 @@ def validate_keyword_arguments(
 
     Annotations that a field of a `Config` cannot have are ignored. A parameter without annotation
     whose default is a truth value, a number or a text requires a value of this kind. None is valid
-    for a parameter whose default is None.
+    for a parameter whose default is None. A list of words may be a text with commas.
 
     Args:
       owner: owner of the parameters in messages.
@@ -225,6 +226,7 @@ def validate_keyword_arguments(
     for name, value in arguments.items():
         is_default = value is None and parameters[name] is None
         if is_supported_annotation(annotations.get(name)) and not is_default:
+            value = split_words(name, value, annotations[name])
             values[name] = to_json_value(name, validate(name, value, annotations[name]))
         elif name not in annotations:
             _require_kind_of_default(name, value, parameters[name])

@@ -76,8 +76,19 @@ def test_network_without_head():
         def __call__(self, x):
             return nn.Conv(10, (3, 3))(x).mean((1, 2))
 
-    with pytest.raises(ConfigError, match=r"model = .*: expected .*or options head_layers"):
+    layers = r"a `Model` with `head`, or options head_layers with the paths of layers \(of Conv_0\)"
+    with pytest.raises(ConfigError, match=f"^network has no known `head`.*{layers}$"):
         simulate(RunSpec("fedper", **{**SETTINGS, "model": None}), network=Pooled())
+
+
+def test_head_layers_may_be_a_text():
+    layers = RunSpec("fedper", options={"head_layers": "hidden2, head"}).resolved().options
+    assert (
+        layers == RunSpec("fedper", options={"head_layers": ["hidden2", "head"]}).resolved().options
+    )
+    assert layers["head_layers"] == ["hidden2", "head"]
+    with pytest.raises(ConfigError, match="head_layers = 'head,': expected words with commas"):
+        RunSpec("fedper", options={"head_layers": "head,"})
 
 
 def test_paths_reach_nested_layers():

@@ -19,6 +19,26 @@ INVALID = {
     "name": (dict(partition="dirchlet"), "partition = 'dirchlet' is unknown: did you mean"),
     "combination": (dict(partition="iid", alpha=0.1), "alpha = 0.1: expected no value: partition"),
     "base": (dict(algorithm="abavg", options={"base": "ditto"}), "options base = 'ditto'"),
+    "no base": (
+        dict(algorithm="feddecorr", options={"base": None}),
+        "options base = None: expected a method (fedavg, fedprox,",
+    ),
+    "no option": (
+        dict(algorithm="dynafed", options={"segment_length": None}),
+        "options segment_length = None: expected a whole number >= 1",
+    ),
+    "not a number": (
+        dict(algorithm="fedsam", hp={"fedsam_rho": float("nan")}),
+        "hp fedsam_rho = nan: expected a finite number >= 0",
+    ),
+    "infinite option": (
+        dict(partition="dirichlet", partition_options={"alpha": float("inf")}),
+        "alpha = inf: expected a number in [1e-06, 1e+06]",
+    ),
+    "infinite option of a user's network": (
+        dict(model="user", network_options={"rate": float("inf")}),
+        "network_options rate = inf: expected a finite number",
+    ),
     "learning rate": (
         dict(learning_rate=-1),
         "learning_rate = -1: expected a finite number >= 0",

@@ -149,7 +149,8 @@ def test_preset_provides_unset_fields():
     assert parse_config(Sized, {}) == Sized("paper", 10, None, 20)
     assert parse_config(Sized, {"preset": "code"}) == Sized("code", 30, 0.1, 60)
     assert parse_config(Sized, {"preset": "code", "steps": 4}) == Sized("code", 4, 0.1, 8)
-    assert parse_config(Sized, {"preset": "code", "steps": None}).steps == 30
+    with pytest.raises(ConfigError, match="steps = None: expected a whole number"):
+        parse_config(Sized, {"preset": "code", "steps": None})
     assert parse_config(Sized, {"preset": "code", "rate": None}).rate is None  # a valid value
 
 
