@@ -1,6 +1,8 @@
 """IFCA (Ghosh, Chung, Yin and Ramchandran, NeurIPS 2020, arXiv:2006.04088)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -154,10 +156,9 @@ def ifca(training: LocalTraining, plan: ExecutionPlan, *, options: IFCAOptions) 
 
     def init(hp, key, variables, num_clients):
         state = init_state(hp, key, variables, num_clients)
-        models = [variables]
-        for j in range(1, num_clusters):
-            models.append(task.model.init(jax.random.fold_in(key, j)))
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *models)
+        keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(1, num_clusters))
+        others = jax.vmap(task.model.init)(keys)
+        stacked = jax.tree.map(lambda w, rest: jnp.concatenate([w[None], rest]), variables, others)
         return state._replace(server=state.server._replace(variables=stacked))
 
     def round_(hp, state, key, cohort):
@@ -189,6 +190,17 @@ def _align(values: jax.Array, leaf: jax.Array) -> jax.Array:
     return values.reshape(-1, *[1] * leaf.ndim)
 
 
+def _settings_warnings(run: Any, algorithm_spec: AlgorithmSpec) -> Sequence[str]:
+    """Return a warning of clusters that no client can train."""
+    num_clusters, num_clients = run.options["num_clusters"], run.num_clients
+    if num_clusters <= num_clients:
+        return []
+    return [
+        f"num_clusters = {num_clusters} exceeds num_clients = {num_clients}: at least "
+        f"{num_clusters - num_clients} models train in no round"
+    ]
+
+
 SPEC = AlgorithmSpec(
     "ifca",
     ifca,
@@ -199,4 +211,5 @@ SPEC = AlgorithmSpec(
     color="#DD3497",
     has_global_model=False,
     evaluated_models=("personal",),
+    settings_warnings=_settings_warnings,
 )

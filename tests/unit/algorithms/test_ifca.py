@@ -15,6 +15,7 @@ from support.reference_loop import (
 from support.two_layers import compute_logits, cross_entropy_gradient, make_two_layer_model
 
 from fedjax_het import ConfigError, RunSpec, simulate
+from fedjax_het.algorithms import METHODS
 
 NUM_CLUSTERS = 3
 
@@ -129,11 +130,22 @@ def test_traffic_and_initial_models():
     assert np.abs(others[0] - others[1]).max() > 0.1
 
 
+def test_trace_does_not_grow_with_clusters():
+    def count_operations(num_clusters):
+        federation = make_federation(num_clusters)
+        return len(str(jax.make_jaxpr(federation.initial_state)()).splitlines())
+
+    assert count_operations(20) == count_operations(3)
+
+
 def test_artifacts_and_bad_input():
     run = {"model": "mlp", "num_clients": 4, "rounds": 2, "participation": 1.0}
     result = simulate(RunSpec("ifca", options={"num_clusters": 2}, **run))
     assert result.artifacts["clusters"].shape == (4,)
     np.testing.assert_array_equal(result.metrics["cluster_sizes"].sum(1), 4)
+    spec = RunSpec("ifca", num_clients=4, options={"num_clusters": 6}).resolved()
+    (warning,) = METHODS["ifca"].settings_warnings(spec, METHODS["ifca"])
+    assert warning.startswith("num_clusters = 6 exceeds num_clients = 4: at least 2 models train")
     with pytest.raises(ConfigError, match=r"num_clusters = 0: expected") as raised:
         simulate(RunSpec("ifca", options={"num_clusters": 0}, **run))
     assert "\n" not in str(raised.value)
