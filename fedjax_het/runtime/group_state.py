@@ -258,6 +258,16 @@ class GroupState:
         return self.curves[i][name][: self.rounds_done if rounds_done is None else rounds_done]
 
     @property
+    def accuracy_name(self) -> str:
+        """The accuracy that `get_accuracies` returns, in words."""
+        program = self.group.program
+        name = "validation accuracy" if self.has_validation else "accuracy"
+        if program.algorithm.global_model is None:
+            return f"mean {name} of clients"
+        has_client_tests = program.signature.evaluation.has_client_tests
+        return f"{name} of the global model" if has_client_tests else name
+
+    @property
     def has_validation(self) -> bool:
         """Whether the runs have validation examples."""
         return self.group.program.signature.evaluation.has_validation

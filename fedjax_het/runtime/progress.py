@@ -56,7 +56,8 @@ class Progress(NamedTuple):
     accuracy: float = math.nan
     """Latest measured accuracy, averaged over the runs; NaN before the first."""
     accuracy_name: str = "accuracy"
-    """"accuracy" on tests, or "validation accuracy" for runs with validation examples."""
+    """"accuracy" on tests, or "validation accuracy" for runs with validation examples; with the
+    evaluated models in words if clients have tests."""
 
 
 ProgressCallback = Callable[[Progress], None]

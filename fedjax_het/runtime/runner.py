@@ -135,6 +135,6 @@ def _report_progress(group_state: GroupState) -> None:
             timing.samples_per_second,
             (group_state.total_rounds - done) / rate,
             get_latest_accuracy([group_state.get_accuracies(i) for i in group_state.active]),
-            "validation accuracy" if group_state.has_validation else "accuracy",
+            group_state.accuracy_name,
         )
     )

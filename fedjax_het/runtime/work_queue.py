@@ -219,7 +219,7 @@ def _format_outcome(summary: dict[str, Any]) -> str:
     if summary.get("diverged"):
         text = "diverged"
     elif summary.get("bmta") is not None:
-        text = f"{100 * summary['bmta']:.2f} % of clients' own tests"
+        text = f"{100 * summary['bmta']:.2f} % mean of clients' own tests"
     elif accuracy is None or math.isnan(accuracy):
         text = "no accuracy"
     else:

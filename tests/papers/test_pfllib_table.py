@@ -133,6 +133,25 @@ def test_learning_rate_is_best_of_the_grid():
     assert chosen["pathological_unequal"] == {"fedavg_ft": 0.1, "fedper": 0.1}
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--methods", "ccvr"],
+            "--methods = 'ccvr' is no row of this table: expected fedavg, fedper",
+        ),
+        (
+            ["--alphas", "0.1", "1"],
+            "--alphas = '0.1 1': expected no value: the rows set the partition",
+        ),
+    ],
+)
+def test_invalid_filter_is_one_line(words, message, tmp_path, capsys):
+    assert main([*words, "--list", "--output-dir", str(tmp_path)]) == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error and "\n" not in error and "partition=" not in error
+
+
 @pytest.mark.slow
 def test_leaderboard_program(tmp_path, capsys):
     assert main(["--output-dir", str(tmp_path)]) == 0

@@ -85,7 +85,7 @@ def test_list_marks_runs_of_another_version(capsys):
 @pytest.mark.parametrize("name", ["fedaf.table2", "fedamp.table3"])
 def test_table_without_alpha_rejects_alphas(name, capsys, tmp_path):
     assert load_program(name)(["--alphas", "0.1", "--output-dir", str(tmp_path)]) == 2
-    assert "alphas = (0.1,): expected none" in capsys.readouterr().err
+    assert "alphas = '0.1': expected no value: " in capsys.readouterr().err
 
 
 @pytest.mark.slow

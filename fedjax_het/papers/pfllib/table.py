@@ -292,7 +292,8 @@ def make_accuracies_text(
         "Test accuracy in %, pooled over the clients' tests, mean ± deviation over seeds. Best: the "
         "evaluated round where it is highest, selected on the tests as in PFLlib. Global: the "
         "server's model, before any training at the client. The tested model of FedAvg, FedProx "
-        "and FedGen is the global model."
+        "and FedGen is the global model. Lines of progress have the mean over clients instead, in "
+        "which a small test counts as much as a large one."
     )
     return TextTable(title, ["Method"], sections, (note, *notes))
 

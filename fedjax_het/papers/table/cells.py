@@ -1,15 +1,16 @@
 """Cells of a table, each with the runs that fill it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from fedjax_het.algorithms import METHODS
 from fedjax_het.analysis.comparison import AVERAGE, TableCell, parse_row
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.nn import NETWORKS
 from fedjax_het.papers.table.declaration import Preset, TableArguments, TableDeclaration
-from fedjax_het.utils.errors import require, require_name
+from fedjax_het.utils.errors import ConfigError, display_name, require, require_name, suggest_name
 
 ALL_ROWS = "all"  # value of `--methods`
 
@@ -102,15 +103,36 @@ def _check_filters(preset: Preset, arguments: TableArguments) -> None:
         has_width = any(map(_has_width, arguments.models or own_models))
         require(has_width, "width", arguments.width, "a ConvNet: add --models convnet")
     if not preset.alphas:
-        reason = "columns are domains" if preset.domains else "the partition takes no alpha"
-        require(arguments.alphas is None, "alphas", arguments.alphas, f"none: {reason}")
+        reason = "the rows set the partition, with its alpha"
+        if preset.domains:
+            reason = "columns are domains"
+        elif not any("partition" in parse_row(row)[1] for row in preset.rows):
+            reason = "the partition takes no alpha"
+        _require_no_filter("alphas", arguments.alphas, reason)
     if not preset.classes and not any(override.classes for override in overrides):
-        reason = "the table has no number of labels per client"
-        require(arguments.classes is None, "classes", arguments.classes, f"none: {reason}")
+        reason = "the table has no columns of numbers of labels per client"
+        _require_no_filter("classes", arguments.classes, reason)
+
+
+def _require_no_filter(name: str, values: tuple[float, ...] | None, reason: str) -> None:
+    """Raise ConfigError for values of a filter that the table does not have."""
+    words = " ".join(f"{value:g}" for value in values or ())
+    require(values is None, name, words, f"no value: {reason}")
 
 
 def _has_width(model: str) -> bool:
     return model in NETWORKS and "width" in NETWORKS[model].options
+
+
+def _make_row_error(name: str, rows: Iterable[str], methods: Iterable[str]) -> ConfigError:
+    """Return the error of a name that no row of the table has, with the methods of the rows."""
+    names = list(dict.fromkeys([*methods, ALL_ROWS]))
+    suggestion = suggest_name(name, names if "(" not in name else list(rows))
+    hint = f"expected {', '.join(names)}, or a row that --list prints"
+    kind = "no row of this table"
+    if suggestion is not None and name not in METHODS:
+        kind, hint = "unknown", f"did you mean {suggestion!r}?"
+    return ConfigError(f"{display_name('methods')} = {name!r} is {kind}: {hint}")
 
 
 def _select_rows(
@@ -127,6 +149,7 @@ def _select_rows(
             return rows
         if "(" in name:  # a row, maybe with former names of settings
             name = next((row for row in rows if variants[row] == parse_row(name)), name)
-        require_name("methods", name, list(dict.fromkeys([*rows, *methods.values(), ALL_ROWS])))
+        if name not in rows and name not in methods.values():
+            raise _make_row_error(name, rows, methods.values())
         selected |= {name} if name in rows else {row for row in rows if methods[row] == name}
     return tuple(row for row in rows if row in selected)
