@@ -191,7 +191,9 @@ def dynafed(
     Extensions of the paper's method, which the defaults leave out: further syntheses on later
     rounds (`max_syntheses`), other targets and starts (`path`, `starts`, `initial_max_start`),
     other inner training (`inner_momentum`, `differentiation`), and other fine-tuning
-    (`fine_tune_lr_decay`, `fine_tune_prox`, `fine_tune_mix`).
+    (`fine_tune_lr_decay`, `fine_tune_prox`, `fine_tune_mix`). With `base` "fedsam" the trajectory
+    comes from sharpness-aware training, the idea of FTD (Du et al., CVPR 2023, "Minimizing the
+    accumulated trajectory error").
 
     Args:
       training: the choices of local training.

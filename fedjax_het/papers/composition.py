@@ -4,7 +4,8 @@ python experiments/composition.py                  the embedded digits, minutes 
 python experiments/composition.py --preset cpu     Fashion-MNIST, MLP, 80 clients: an hour
 
 Both papers state that their server's work composes with other methods, and neither shows it. The
-methods below are FedAvg, FedProx, SCAFFOLD, FedDyn and MOON. Each runs alone, and as the base of:
+methods below are FedAvg, FedProx, SCAFFOLD, FedDyn and MOON; `--methods all` adds FedSAM. Each runs
+alone, and as the base of:
 
 * DynaFed fine-tunes on 150 matched samples, with the preset `improved`. Its controls fine-tune
   on 150 samples of noise, and on 150 random real images.
@@ -14,7 +15,7 @@ methods below are FedAvg, FedProx, SCAFFOLD, FedDyn and MOON. Each runs alone, a
 * `levelled` subtracts each class's mean logit over noise images and trains nothing.
 
 The score is the mean test accuracy after the round in which DynaFed synthesizes its data. Tests are
-paired t-tests over seeds with Holm's correction over the five methods. The table of gains also
+paired t-tests over seeds with Holm's correction over the methods. The table of gains also
 tests whether a difference over a method equals the difference over FedAvg.
 """
 
@@ -42,6 +43,9 @@ from fedjax_het.papers.table import Preset, TableDeclaration, TableRun, make_tab
 from fedjax_het.papers.table.columns import correct_p_values, run_paired_test
 
 BASES = ("fedavg", "fedprox", "scaffold", "feddyn", "moon")
+# Over FedSAM, DynaFed matches a trajectory of sharpness-aware training, the idea of FTD (Du et al.,
+# CVPR 2023).
+OPTIONAL_BASES = ("fedsam",)
 # The method over each base, by the heading of its column.
 ADDITIONS = {
     "Alone": "",
@@ -120,7 +124,7 @@ COMPOSITION = TableDeclaration(
             alphas=(0.01,),
             seeds=(0, 1),
             rows=_list_rows("fedavg", "scaffold"),
-            optional_rows=_list_rows("fedprox", "feddyn", "moon"),
+            optional_rows=_list_rows("fedprox", "feddyn", "moon", *OPTIONAL_BASES),
             settings={
                 "num_clients": 20,
                 "rounds": 20,
@@ -139,6 +143,7 @@ COMPOSITION = TableDeclaration(
             alphas=(0.01,),
             seeds=(1, 2, 3),
             rows=_list_rows(*BASES),
+            optional_rows=_list_rows(*OPTIONAL_BASES),
             settings={"rounds": 60, "server_options": {"size": 150}},
         ),
     },
@@ -155,7 +160,8 @@ def collect_curves(table_run: TableRun) -> dict[tuple[str, str], dict[int, np.nd
       By addition and base, the curves in percent by seed, `[rounds]` each.
     """
     curves: dict[tuple[str, str], dict[int, np.ndarray]] = {}
-    keys = dict(zip(_list_rows(*BASES), product(BASES, ADDITIONS), strict=True))
+    bases = BASES + OPTIONAL_BASES
+    keys = dict(zip(_list_rows(*bases), product(bases, ADDITIONS), strict=True))
     for cell in table_run.cells:
         results = {run.seed: table_run.load_run_result(run) for run in cell.runs}
         base, addition = keys[cell.method]

@@ -138,6 +138,17 @@ def test_dynafed_equals_fedavg_before_synthesis():
 
 
 @pytest.mark.slow
+def test_dynafed_over_fedsam():
+    """The trajectory is FedSAM's, as sharpness-aware teachers of FTD (Du et al., CVPR 2023)."""
+    options = {**SYNTHESIS_OPTIONS, "base": "fedsam"}
+    tuned = run_spec(make_spec("dynafed", options=options)).metrics["test_loss"]
+    alone = run_spec(make_spec("fedsam")).metrics["test_loss"]
+    length = SYNTHESIS_OPTIONS["trajectory_rounds"]
+    np.testing.assert_allclose(tuned[:length], alone[:length], rtol=1e-6)
+    assert np.isfinite(tuned).all() and (tuned[length:] != alone[length:]).all()
+
+
+@pytest.mark.slow
 def test_dynafed_without_fine_tuning():
     plain = run_spec(make_spec("fedavg"))
     tuned = run_spec(make_spec("dynafed", options={**SYNTHESIS_OPTIONS, "fine_tune_epochs": 0}))

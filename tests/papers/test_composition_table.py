@@ -41,6 +41,16 @@ def test_row_and_control_differ_only_in_mechanism():
             assert run.options.get("base", "fedavg") == base
 
 
+def test_fedsam_is_an_optional_base():
+    rows = name_row("DynaFed", "fedsam"), name_row("Alone", "fedsam")
+    arguments = TableArguments("cpu", seeds=(1,), methods=rows)
+    cells = make_cells(COMPOSITION, arguments)
+    runs = {cell.method: cell.runs[0].resolved() for cell in cells}
+    dynafed, alone = (runs[row] for row in rows)
+    assert dynafed.options["base"] == alone.algorithm == "fedsam"
+    assert dynafed.hyperparameters["fedsam_rho"] == alone.hyperparameters["fedsam_rho"]
+
+
 def test_scores_are_means_of_late_rounds():
     curve = np.concatenate([np.full(20, 9.0), np.full(35, 60.0), np.full(5, 68.0)])
     table = make_scores_table({("FSL", "moon"): {3: curve}}, start=20)
