@@ -28,7 +28,8 @@ class DataFreeOptions(Config):
     """Choices of the generator and of the student."""
 
     distill_iterations: NonNegativeInt = 10
-    "Number I of iterations in each round: a minibatch for the generator, then for the student."
+    """Number I of iterations in each round. Each trains the generator, a network that draws images
+    from random numbers, and then the student, the global model, on the generated images."""
     synthesis_steps: NonNegativeInt = 1
     "Steps of the generator in an iteration."
     distill_steps: NonNegativeInt = 5
@@ -41,8 +42,9 @@ class DataFreeOptions(Config):
     image_width: PositiveInt = 64
     "Channels of the generator's last hidden convolution."
     synthesis_loss: Literal["paper", "code"] = "code"
-    """Loss of the generator: "paper", of all teachers at once; "code", of one teacher after the
-    other, with absolute differences of logits, as in the authors' code."""
+    """Loss of the generator, for images on which the student differs from the teachers, the
+    clients' models: "paper", of all teachers at once; "code", of one teacher after the other, with
+    absolute differences of logits, as in the authors' code."""
 
 
 class TeacherEnsemble(NamedTuple):

@@ -35,7 +35,9 @@ class FedALAOptions(HeadOptions):
     """Choices of FedALA."""
 
     initial_epochs: PositiveInt = 15
-    "Largest number of epochs in which a client first learns the weights of its mixture."
+    """Largest number of epochs in which a client first learns the weights of its mixture. The
+    mixture (1 - W) own head + W global head is elementwise, with a weight W in [0, 1] for each
+    parameter of the head."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +45,12 @@ class FedALAHyperParameters(Config):
     """Hyperparameters of FedALA."""
 
     ala_lr: NonNegativeFloat = 1.0
-    "Learning rate of the weights of the mixture."
+    "Learning rate of the weights W of the mixture."
     ala_share: UnitInterval = 0.8
-    "Share of a client's examples on which it learns the weights."
+    "Share of a client's examples on which it learns the weights W."
     ala_threshold: NonNegativeFloat = 0.1
-    "The first learning ends when the last ten losses deviate by less than this value, in nats."
+    """The first learning of W ends when the losses of the last ten epochs have a standard deviation
+    below this value, in nats."""
 
 
 class AggregationMemory(NamedTuple):

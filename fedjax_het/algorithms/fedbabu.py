@@ -32,9 +32,11 @@ class FedBABUOptions(HeadOptions):
     """Choices of FedBABU."""
 
     tuning_epochs: NonNegativeInt = 5
-    "Epochs of each copy over the client's data; 0: the global model is evaluated."
+    """Epochs of fine-tuning: in an evaluation each client trains a copy of the global model on its
+    own data, and the copy is tested; 0: the global model is tested."""
     tuned_part: Literal["network", "body", "head"] = "network"
-    "Part of the copy that is trained."
+    """Part of the copy that fine-tuning trains: the whole network, its head or its body (all layers
+    but the head)."""
 
 
 def fedbabu(training: LocalTraining, plan: ExecutionPlan, *, options: FedBABUOptions) -> Algorithm:

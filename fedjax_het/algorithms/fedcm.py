@@ -25,7 +25,8 @@ class FedCMHyperParameters(Config):
     """Hyperparameters of FedCM."""
 
     fedcm_alpha: DecayFactor = 0.1
-    "Weight of the client's gradient in its steps; the rest is the global direction; 1 is FedAvg."
+    """Weight alpha of the client's gradient in its local steps. The weight of the global direction,
+    the clients' mean step of the last round, is 1 - alpha; 1 is FedAvg."""
 
 
 class ClientMomentumUpdate(NamedTuple):

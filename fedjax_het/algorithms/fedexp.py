@@ -31,7 +31,8 @@ class FedExPHyperParameters(Config):
     """Hyperparameters of FedExP."""
 
     fedexp_epsilon: PositiveFloat = 1e-3
-    "Number added to the squared norm of the mean change; a smaller number extrapolates more."
+    """Number added to the squared norm of the clients' mean change. A smaller number extrapolates
+    more: the server's step is longer than the mean change."""
 
 
 class FedExPServerState(NamedTuple):

@@ -33,11 +33,12 @@ class FedFTGHyperParameters(Config):
     image_generator_lr: NonNegativeFloat = 0.01
     "Learning rate of the generator's Adam in round 0."
     distill_lr: NonNegativeFloat = 0.01
-    "Learning rate of the student's SGD in round 0."
+    "Learning rate of the SGD of the student, the global model, in round 0."
     distill_lr_decay: DecayFactor = 0.998
     "Factor of both learning rates per round."
     fidelity_weight: NonNegativeFloat = 1.0
-    "Weight of the generator's cross-entropy under the teachers."
+    """Weight of the cross-entropy that the teachers, the clients' models, have on generated images
+    with the labels that the generator read."""
     image_diversity: NonNegativeFloat = 1.0
     "Weight of the generator's term that keeps images apart."
 

@@ -19,7 +19,8 @@ class FedLCHyperParameters(Config):
     """Hyperparameters of FedLC."""
 
     fedlc_tau: NonNegativeFloat = 0.1
-    "Strength of the calibration; 0 is FedAvg."
+    """Strength tau of the calibration, which lowers the logit of a class with n examples at the
+    client by tau n^(-1/4) in the loss; 0 is FedAvg."""
 
 
 def fedlc(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:

@@ -21,9 +21,10 @@ class FedNTDHyperParameters(Config):
     """Hyperparameters of FedNTD."""
 
     fedntd_beta: NonNegativeFloat = 1.0
-    "Weight of the distillation; 0 is FedAvg."
+    """Weight of the distillation, the divergence from the probabilities of the received model over
+    the classes that are not true; 0 is FedAvg."""
     fedntd_tau: PositiveFloat = 1.0
-    "Temperature of the distillation."
+    "Temperature tau, by which the distillation divides logits."
 
 
 def fedntd(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:

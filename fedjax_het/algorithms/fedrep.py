@@ -56,8 +56,8 @@ def fedrep(training: LocalTraining, plan: ExecutionPlan, *, options: FedRepOptio
 
     theta is the body and h_k the head of client k, by default the last fully connected layer. The
     part that does not train is constant: momentum, weight decay and clipping act on the other part
-    only. Each part has its own optimizer. With `accumulation_steps` the last step of each part has
-    the remaining minibatches. `local_steps` counts the steps of the body. Batch-norm statistics
+    only. Each part has its own optimizer. With `gradient_accumulation` the last step of each part
+    has the remaining minibatches. `local_steps` counts the steps of the body. Batch-norm statistics
     follow all minibatches, as in PFLlib. head_epochs = 0 trains the body of FedBABU.
 
     Evaluated: (theta, h_k) on the own test of client k. There is no global model.

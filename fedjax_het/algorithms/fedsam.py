@@ -22,7 +22,8 @@ class FedSAMHyperParameters(Config):
     """Hyperparameters of FedSAM."""
 
     fedsam_rho: NonNegativeFloat = 0.1
-    "Distance to the weights whose gradient a step follows; 0 is FedAvg."
+    """Radius rho of sharpness-aware minimization: each step follows the gradient at weights that
+    are moved uphill by this distance, the Euclidean norm over all parameters; 0 is FedAvg."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class MoFedSAMHyperParameters(FedSAMHyperParameters):
     """Hyperparameters of MoFedSAM."""
 
     mofedsam_beta: DecayFactor = 0.1
-    "Weight of the client's gradient in its steps; the rest is the global direction; 1 is FedSAM."
+    """Weight beta of the client's gradient in its local steps. The weight of the global direction,
+    the clients' mean step of the last round, is 1 - beta; 1 is FedSAM."""
 
 
 def fedsam(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:

@@ -101,8 +101,9 @@ def list_methods(*, personalized: bool | None = None) -> EntryList:
 def describe(name: str) -> Description:
     """Describe a method, data set, partition, network, optimizer, metric or other entry.
 
-    The text of a method has its paper, options, presets, hyperparameters with range and default,
-    base methods, and settings by protocol. `fedjax-het show NAME` prints the same text.
+    The text of a method has its paper, base methods, evaluated models, presets, options,
+    hyperparameters with range and default, and settings by protocol. `fedjax-het show NAME` prints
+    the same text.
 
     Args:
       name: name of the entry; `fedjax-het list` prints all names.
@@ -179,7 +180,9 @@ def _describe_method(method: Any) -> Iterator[str]:
         yield f"paper: {method.paper}"
     yield f"default protocol: {describe_protocol(method.protocol)}"
     if method.has_base:
-        yield f"base methods (option base): {', '.join(get_possible_bases(method))}"
+        bases = get_possible_bases(method)
+        yield f"base methods (option base; default {bases[0]}): {', '.join(bases)}"
+    yield from _describe_evaluated_models(method)
     yield from _describe_presets(method)
     defaults = get_algorithm_spec(method.name, {}).complete_options({})
     if fields := document_fields(method.options):
@@ -197,6 +200,29 @@ def _describe_method(method: Any) -> Iterator[str]:
     yield f"settings by protocol (--protocol NAME) on Fashion-MNIST, and if others on {RunSpec.dataset}:"
     for name, values in collect_settings_by_protocol(method).items():
         yield f"  {name}: {format_by_protocol(values, default.get(name, {}))}"
+
+
+_MODEL_MEANINGS = {
+    "global": "the server's model",
+    "client": "each client's model after its local training",
+    "personal": "a model of each client that the method defines",
+    "tuned": "copies of the global model that the clients fine-tune for the evaluation",
+    "received": "the model that each client received",
+}
+
+
+def _describe_evaluated_models(method: Any) -> Iterator[str]:
+    """Describe the models that the test set and the clients' own tests can evaluate."""
+    on_test_set = "the global model" if method.has_global_model else "no model"
+    yield f"evaluated on the test set: {on_test_set}"
+    models = get_algorithm_spec(method.name, {}).evaluated_models
+    texts = [
+        f"{name}{' (default)' * (i == 0 and len(models) > 1)}, {_MODEL_MEANINGS[name]}"
+        if name in _MODEL_MEANINGS
+        else f"{name}{' (default)' * (i == 0 and len(models) > 1)}"
+        for i, name in enumerate(models)
+    ]
+    yield f"evaluated on clients' own tests (--client-test-model NAME): {'; '.join(texts)}"
 
 
 def _describe_presets(method: Any) -> Iterator[str]:

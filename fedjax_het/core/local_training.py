@@ -232,7 +232,7 @@ def apply_gradient(
 ) -> tuple[Tree, Tree]:
     """Make one step of the local optimizer.
 
-    With the setting `accumulation_steps` > 1 a call adds the gradient of one minibatch, see
+    With the setting `gradient_accumulation` > 1 a call adds the gradient of one minibatch, see
     `accumulate_gradient`.
 
     Args:

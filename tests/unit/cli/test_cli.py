@@ -310,13 +310,21 @@ def test_resolve_writes_out_preset(preset):
     assert RunSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
 
 
+@pytest.mark.parametrize("text", ["hidden2,head", "[hidden2,head]", '["hidden2","head"]'])
+def test_list_option_takes_words(text, capsys, tmp_path):
+    words = ["--algorithm", "fedper", "--option", f"head_layers={text}", "--model", "mlp"]
+    assert main(["sweep", *words, "--list", "--output-dir", str(tmp_path)]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "head_layers ['hidden2', 'head']" in line or "head_layers" in line, line
+
+
 def test_show_prints_options(capsys):
     assert main(["show", "fedmix", "convnet", "dirichlet", "dynafed"]) == 0
     said = capsys.readouterr().out
     assert "mean_size = None: a whole number >= 1 or None. Number of examples in an average" in said
     assert "mixup_lambda = 0.05: a number in [0, 1)" in said
     assert "depth" in said and "alpha" in said
-    assert "base methods (option base): fedavg, fedprox" in said
+    assert "base methods (option base; default fedavg): fedavg, fedprox" in said
     assert "num_iterations = 1000: a whole number >= 1. N: outer iterations." in said
     assert "default protocol: standard (NIID-Bench, Li et al., ICDE 2022)" in said
     assert (
@@ -326,6 +334,13 @@ def test_show_prints_options(capsys):
 
 
 def test_show_prints_settings_of_the_default_dataset(capsys):
+    assert main(["show", "fedprox", "fedrod", "fedper"]) == 0
+    said = capsys.readouterr().out
+    assert "evaluated on the test set: the global model" in said
+    assert (
+        "evaluated on clients' own tests (--client-test-model NAME): personal (default), a" in said
+    )
+    assert "evaluated on the test set: no model" in said
     assert main(["show", "fedprox"]) == 0
     said = capsys.readouterr().out
     assert "on Fashion-MNIST, and if others on digits:" in said
