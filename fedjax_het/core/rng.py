@@ -26,6 +26,7 @@ class Stream(enum.IntEnum):
     TUNING = 6
     CONTROL = 7  # substitutes for a method's data in control experiments
     SKEW = 8  # noise of feature skews
+    SYSTEM = 9  # system heterogeneity
 
 
 class Purpose(enum.IntEnum):

@@ -49,11 +49,26 @@ class ScheduleShape(NamedTuple):
         return self.blocks * self.lanes * self.steps * batch_size * 4
 
 
+class RoundPlan(NamedTuple):
+    """The clients of a round, and the simulated time that the round takes."""
+
+    clients: np.ndarray
+    "Ids of the clients whose updates the server aggregates, at most S, int64 `[n]`."
+    num_selected: int
+    "Clients that receive the server's message."
+    num_steps: np.ndarray | None = None
+    "Minibatches of each of `clients`, `[n]`; None: all minibatches of the round."
+    seconds: float = 0.0
+    "Simulated seconds of the round."
+
+
 class WorkCounts(NamedTuple):
     """Amounts of work per round, `[R]` each."""
 
     participants: np.ndarray
-    "Sampled clients that hold data."
+    "Sampled clients that hold data and send an update."
+    selected: np.ndarray
+    "Sampled clients that hold data, and clients that send no update."
     pairs: np.ndarray
     "Pairs of client and class that they condense."
     samples: np.ndarray
@@ -118,6 +133,7 @@ class Scheduler:
       settings: settings of the rounds.
       blocks: blocks of lanes.
       lanes: lanes per block.
+      plans: the clients of each round (default: the cohorts that `draw_cohort` draws).
 
     Attributes:
       shape: the sizes of the schedules.
@@ -144,24 +160,30 @@ class Scheduler:
         settings: RoundSettings,
         blocks: int,
         lanes: int,
+        plans: Sequence[RoundPlan] | None = None,
     ):
-        self.work_items, self.settings = work_items, settings
+        self.work_items, self.settings, self._plans = work_items, settings, plans
         self.partition = partition = work_items.partition
         self.cohort_size = compute_cohort_size(partition.num_clients, settings.participation)
         num_rounds = settings.num_rounds
-        works = [work_items.of_round(r) for r in range(num_rounds)]
-        cohorts = [self.draw_cohort(r) for r in range(num_rounds)]
-        self._assignments = [
-            _assign_lanes(work, clients, blocks, lanes)
-            for work, clients in zip(works, cohorts, strict=True)
-        ]
+        self._assignments, num_full_pass_batches = [], 0
+        counts: list[tuple[int, int, int]] = []  # participants, pairs and samples
+        for r in range(num_rounds):
+            work, cohort = self._get_work(r), self.draw_cohort(r)
+            assignment = _assign_lanes(work, cohort, blocks, lanes)
+            self._assignments.append(assignment)
+            if isinstance(work, ClientClassWork):
+                num_batches = work.count_full_pass_batches(blocks)
+                num_full_pass_batches = max(num_full_pass_batches, num_batches)
+            num_participants = int((work.partition.sizes[cohort] > 0).sum())
+            amounts = (work.num_pairs, work.num_samples)
+            pairs, samples = (int(amount[assignment.work_ids].sum()) for amount in amounts)
+            counts.append((num_participants, pairs, samples))
+        participants, pairs_by_round, samples_by_round = np.array(counts).T
+        num_lost: np.ndarray | int = 0  # clients that send no update
+        if plans is not None:
+            num_lost = np.array([p.num_selected - len(p.clients) for p in plans[:num_rounds]])
         lane_lengths = np.array([np.diff(a.lane_starts) for a in self._assignments])  # [R, D * V]
-        num_full_pass_batches = max(
-            work.count_full_pass_batches(blocks) if isinstance(work, ClientClassWork) else 0
-            for work in works
-        )
-        sizes = [work.partition.sizes[each] for work, each in zip(works, cohorts, strict=True)]
-        pairs = list(zip(works, self._assignments, strict=True))
         self.shape = ScheduleShape(
             blocks,
             lanes,
@@ -175,16 +197,28 @@ class Scheduler:
             full_pass_batches=num_full_pass_batches,
         )
         self.work_counts = WorkCounts(
-            participants=np.array([int((each > 0).sum()) for each in sizes]),
-            pairs=np.array([w.num_pairs[a.work_ids].sum() for w, a in pairs]),
-            samples=np.array([w.num_samples[a.work_ids].sum() for w, a in pairs]),
+            participants=participants,
+            selected=participants + num_lost,
+            pairs=pairs_by_round,
+            samples=samples_by_round,
             block_steps=lane_lengths.reshape(num_rounds, blocks, lanes).max(2),
         )
 
     def draw_cohort(self, round_index: int) -> np.ndarray:
-        """Return the ids of the clients sampled in a round, in the order of the draw."""
+        """Return the ids of the clients of a round, in the order of the draw."""
+        if self._plans is not None:
+            return self._plans[round_index].clients
         rng = make_host_rng(self.settings.seed, Stream.PARTICIPATION, round_index)
         return rng.choice(self.partition.num_clients, self.cohort_size, replace=False)
+
+    def _get_work(self, round_index: int) -> ClientWork | ClientClassWork:
+        """Return the work of the clients of a round."""
+        work = self.work_items.of_round(round_index)
+        plan = None if self._plans is None else self._plans[round_index]
+        if plan is None or plan.num_steps is None:
+            return work
+        assert isinstance(work, ClientWork)
+        return work.with_num_steps(plan.clients, plan.num_steps)
 
     def is_eval_round(self, round_index: int) -> bool:
         """Return whether an evaluation follows a round: every `eval_every`, and the last five."""
@@ -205,7 +239,7 @@ class Scheduler:
         Returns:
           Indices `[steps, B]` and sizes `[steps]`.
         """
-        work, ids = self.work_items.of_round(round_index), np.array([client])
+        work, ids = self._get_work(round_index), np.array([client])
         return work.draw_batches(self.settings.seed, round_index, ids)
 
     def segment_ends(self, round_index: int) -> list[np.ndarray]:
@@ -237,7 +271,7 @@ class Scheduler:
         blocks = self._assignments[round_index].split_blocks(self.shape.lanes)
         for d, block in enumerate(blocks):
             _fill_segments(schedule, d, block, segment_ends[d])
-        work = self.work_items.of_round(round_index)
+        work = self._get_work(round_index)
         if isinstance(work, ClientClassWork) and schedule.full_pass_indices.size:
             work.fill_full_pass(
                 schedule.full_pass_indices,
@@ -285,7 +319,7 @@ class Scheduler:
 
     def _fill_lanes(self, schedule: RoundSchedule, round_index: int) -> None:
         """Write every lane's clients, one after the other, and their minibatches."""
-        work_items = self.work_items.of_round(round_index)
+        work_items = self._get_work(round_index)
         work_ids, steps, counts = self._assignments[round_index]
         sizes, num_lanes, seed = work_items.sizes, self.shape.lanes, self.settings.seed
         weights = sizes if self.settings.averaging == "weighted" else np.sign(sizes)

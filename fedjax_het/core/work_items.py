@@ -5,6 +5,7 @@ has one work item per client. Condensation has one per pair of a client and a cl
 cost nothing. If the classes of a client are coupled, it has one per client.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -34,6 +35,7 @@ class ClientWork:
       num_steps: minibatches of each work item in a round, `[U]`.
       num_samples: examples that each work item processes in a round, `[U]`.
       num_pairs: pairs of client and class that each work item condenses, `[U]`; 0 here.
+      epoch_steps: minibatches of one pass over the examples of each work item, at least 1, `[U]`.
 
     Example:
       >>> import numpy as np
@@ -67,15 +69,37 @@ class ClientWork:
         self._num_passes = -(-num_steps // per_pass)  # [U] begun in a round
         if max_num_steps is not None:
             num_steps = np.minimum(num_steps, max_num_steps)
+        self.num_pairs = np.zeros_like(sizes)
+        self.epoch_steps = per_pass
+        self._set_num_steps(num_steps)
+
+    def _set_num_steps(self, num_steps: np.ndarray) -> None:
+        """Set the minibatches of each work item, and the samples that they contain."""
         self.num_steps = num_steps
         # Whole passes, and full batches of the last one.
-        num_full_passes, num_rest = np.divmod(num_steps, per_pass)
-        self.num_samples = num_full_passes * sizes + num_rest * batch_size
-        self.num_pairs = np.zeros_like(sizes)
+        num_full_passes, num_rest = np.divmod(num_steps, self.epoch_steps)
+        self.num_samples = num_full_passes * self.sizes + num_rest * self.batch_size
 
     def of_round(self, round_index: int) -> "ClientWork":
         """Return the work of a round, which is equal in all rounds."""
         return self
+
+    def with_num_steps(self, clients: np.ndarray, num_steps: np.ndarray) -> "ClientWork":
+        """Return the work with fewer minibatches of some clients, the first ones of a round.
+
+        Args:
+          clients: the clients, `[n]`.
+          num_steps: minibatches of these clients, `[n]`.
+
+        Returns:
+          The work. Other clients are unchanged.
+        """
+        work = copy.copy(self)
+        all_steps = self.num_steps.copy()
+        all_steps[clients] = num_steps
+        work._num_passes = -(-all_steps // self.epoch_steps)
+        work._set_num_steps(all_steps)
+        return work
 
     def work_ids_of_clients(self, clients: np.ndarray) -> np.ndarray:
         """Return the work items of clients, client after client."""

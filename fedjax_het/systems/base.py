@@ -1,0 +1,50 @@
+"""`SystemModel`, the base class of all kinds of system heterogeneity."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_het.core.rng import Stream, make_host_rng
+from fedjax_het.utils.kinds import Kind
+
+
+class Federation(NamedTuple):
+    """Properties of the clients that do not change over the rounds."""
+
+    sizes: np.ndarray
+    "Training examples of each client, int64 `[K]`."
+    cohort_size: int
+    "Clients whose updates the server aggregates in a round, S."
+    seed: int
+    "Seed of the run, of draws in each round."
+    partition_seed: int
+    "Seed of the partition, of draws that last for the whole run."
+    bytes_down: float = 0.0
+    "Bytes that a client receives in a round."
+    bytes_up: float = 0.0
+    "Bytes that a client sends in a round, without `bytes_up_per_class`."
+    bytes_up_per_class: float = 0.0
+    "Bytes that a client sends in addition for each class that it condenses."
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients, K."""
+        return len(self.sizes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SystemModel(Kind):
+    """A kind of system heterogeneity with its parameters; a value of the setting `system`."""
+
+    def make_rng(self, seed: int, *path: int) -> np.random.Generator:
+        """Return the generator of this kind of system heterogeneity.
+
+        Args:
+          seed: a seed of the federation.
+          *path: the node below the kind, for example the round.
+
+        Returns:
+          NumPy Generator.
+        """
+        return make_host_rng(seed, Stream.SYSTEM, *self.name.encode(), *path)

@@ -1,0 +1,63 @@
+"""Clients that do less than a round asks for, and the server's answer to them."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from fedjax_het.systems.base import SystemModel
+from fedjax_het.utils.config import Bounds, PositiveFloat, UnitInterval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dropout(SystemModel):
+    """Selected clients that fail after training: their updates and states are lost."""
+
+    probability: UnitInterval = 0.1
+    "Probability that a selected client fails."
+    name: ClassVar[str] = "dropout"
+    description: ClassVar[str] = "selected clients fail after training"
+    strength: ClassVar[str] = "probability"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartialWork(SystemModel):
+    """Selected clients that do a part of local training, as the stragglers of FedProx do.
+
+    A straggler does a share of its minibatches that is drawn uniformly from `min_share` to 1 in
+    each round, rounded up.
+    """
+
+    stragglers: UnitInterval = 0.5
+    "Probability that a selected client does a part of its work."
+    min_share: Annotated[float, Bounds(0, 1, open_low=True)] = 0.1
+    "Smallest share of the work."
+    unit: Literal["epochs", "steps"] = "epochs"
+    'Unit to which the work is rounded up: "epochs" or "steps", which are minibatches.'
+    name: ClassVar[str] = "partial_work"
+    description: ClassVar[str] = "selected clients do a drawn part of local training"
+    strength: ClassVar[str] = "stragglers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverSelection(SystemModel):
+    """A server that selects more clients than it needs, and aggregates the first to arrive."""
+
+    factor: Annotated[float, Bounds(1, 1000)] = 1.3
+    "Number of selected clients per aggregated client."
+    name: ClassVar[str] = "over_selection"
+    description: ClassVar[str] = "the server selects more clients and aggregates the first ones"
+    strength: ClassVar[str] = "factor"
+    neutral: ClassVar[float | None] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deadline(SystemModel):
+    """A time after which the server aggregates the updates that have arrived."""
+
+    seconds: PositiveFloat = 100.0
+    "Simulated seconds after the start of a round."
+    late: Literal["drop", "partial"] = "drop"
+    """Late clients: "drop" loses their work; "partial" lets them send the minibatches that fit."""
+    name: ClassVar[str] = "deadline"
+    description: ClassVar[str] = "the server waits no longer than a deadline in each round"
+    strength: ClassVar[str] = "seconds"
+    neutral: ClassVar[float | None] = float("inf")

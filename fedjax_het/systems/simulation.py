@@ -1,0 +1,216 @@
+"""Simulation of the clients' devices: who takes part in each round, and for how long.
+
+The simulation runs on the host, before the first round. Its draws depend on the seeds, the round
+and the client alone, so a resumed run repeats them.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from fedjax_het.core.schedule import RoundPlan
+from fedjax_het.systems.availability import AvailabilityModel
+from fedjax_het.systems.base import Federation, SystemModel
+from fedjax_het.systems.devices import DeviceModel, DeviceRates
+from fedjax_het.systems.participation import Deadline, Dropout, OverSelection, PartialWork
+from fedjax_het.systems.selection import ClientSelection, UniformSelection
+from fedjax_het.utils.errors import ConfigError
+
+ModelT = TypeVar("ModelT", bound=SystemModel)
+
+
+class Workload(NamedTuple):
+    """Work of all clients in a round, int64 `[K]` each."""
+
+    num_steps: np.ndarray
+    "Minibatches, with the passes of the method that measure the data."
+    num_epoch_steps: np.ndarray
+    "Minibatches of one epoch."
+    num_fixed_steps: np.ndarray
+    "Minibatches of passes that every client makes in full."
+    num_classes: np.ndarray
+    "Classes that the client condenses."
+
+
+class _Times(NamedTuple):
+    """Simulated seconds of selected clients, float64 `[n]` each."""
+
+    step_seconds: np.ndarray
+    transfer_seconds: np.ndarray
+
+
+class SystemSimulation:
+    """The simulation of a federation's devices.
+
+    Args:
+      models: the kinds of system heterogeneity of the run.
+      federation: the clients.
+      can_train_partly: whether clients may end local training at any minibatch. Otherwise partial
+        work has whole epochs.
+
+    Attributes:
+      has_clock: whether rounds have a duration.
+
+    Raises:
+      ConfigError: for kinds that cannot be combined.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.systems import Federation, Speed, SystemSimulation, Workload
+      >>> federation = Federation(np.array([4, 8]), cohort_size=2, seed=0, partition_seed=0)
+      >>> simulation = SystemSimulation([Speed(sigma=0, step_seconds=2)], federation)
+      >>> steps = np.array([1, 2])
+      >>> workload = Workload(steps, steps, np.zeros(2, int), np.zeros(2, int))
+      >>> [plan.seconds for plan in simulation.simulate_rounds(lambda r: workload, 3)]
+      [4.0, 4.0, 4.0]
+    """
+
+    def __init__(
+        self,
+        models: Sequence[SystemModel],
+        federation: Federation,
+        *,
+        can_train_partly: bool = True,
+    ):
+        self._federation, self._can_train_partly = federation, can_train_partly
+        devices = [model for model in models if isinstance(model, DeviceModel)]
+        self.has_clock = bool(devices)
+        zeros = np.zeros(federation.num_clients)
+        self._rates = DeviceRates(zeros, zeros, zeros)
+        for device in devices:
+            self._rates = device.add_times(self._rates, federation)
+        self._availability = _get_single(models, AvailabilityModel)
+        self._selection = _get_single(models, ClientSelection) or UniformSelection()
+        self._dropout = _get_single(models, Dropout)
+        self._partial_work = _get_single(models, PartialWork)
+        self._over_selection = _get_single(models, OverSelection)
+        self._deadline = _get_single(models, Deadline)
+        for model in models:
+            needs_clock = isinstance(model, Deadline | OverSelection)
+            needs_clock |= isinstance(model, AvailabilityModel) and model.needs_clock
+            if needs_clock and not self.has_clock:
+                raise ConfigError(
+                    f"system {model.name}: expected speed, bandwidth or device_trace beside it, "
+                    "which give rounds a duration"
+                )
+
+    def simulate_rounds(
+        self, get_workload: Callable[[int], Workload], num_rounds: int
+    ) -> Iterable[RoundPlan]:
+        """Yield the plans of the rounds.
+
+        Args:
+          get_workload: `get_workload(round_index)`: the work of all clients in a round.
+          num_rounds: number of rounds.
+
+        Yields:
+          The plan of each round.
+        """
+        federation, availability, time = self._federation, self._availability, 0.0
+        state = None if availability is None else availability.start(federation)
+        available = np.arange(federation.num_clients)
+        for r in range(num_rounds):
+            start_time = time
+            if availability is not None:
+                time = availability.find_next_time(state, time)
+                is_available, state = availability.find_available(state, federation, r, time)
+                available = np.flatnonzero(is_available)
+            plan = self._simulate_round(get_workload(r), available, r)
+            waited = time - start_time
+            yield plan._replace(seconds=plan.seconds + waited)
+            time += plan.seconds
+
+    def _simulate_round(
+        self, workload: Workload, available: np.ndarray, round_index: int
+    ) -> RoundPlan:
+        """Return the plan of a round among the clients that are available."""
+        federation, rates, deadline = self._federation, self._rates, self._deadline
+        factor = 1.0 if self._over_selection is None else self._over_selection.factor
+        count = math.ceil(federation.cohort_size * factor - 1e-9)
+        selected = self._selection.select(federation, available, count, round_index)
+        num_steps = self._draw_num_steps(workload, selected, round_index)
+        times = _Times(
+            rates.step_seconds[selected],
+            rates.transfer_seconds[selected]
+            + rates.class_seconds[selected] * workload.num_classes[selected],
+        )
+        is_ready = np.ones(len(selected), bool)
+        limit = math.inf if deadline is None else deadline.seconds
+        if deadline is not None and deadline.late == "partial":
+            num_steps, is_ready = self._fit_deadline(workload, selected, num_steps, times)
+        durations = times.transfer_seconds + times.step_seconds * num_steps
+        is_ready &= durations <= limit
+        # A client that fails is known to have failed at the time at which it would be ready.
+        end_times = np.minimum(durations, limit)
+        if self._dropout is not None:
+            rng = self._dropout.make_rng(federation.seed, round_index)
+            draws = rng.random(federation.num_clients)[selected]
+            is_ready &= draws >= self._dropout.probability
+        ready = np.flatnonzero(is_ready)
+        seconds = float(end_times.max(initial=0.0))
+        if self._over_selection is not None and len(ready) >= federation.cohort_size:
+            by_arrival = ready[np.argsort(durations[ready], kind="stable")]
+            first = by_arrival[: federation.cohort_size]
+            ready, seconds = np.sort(first), float(durations[first[-1]])
+        clients = selected[ready]
+        is_limited = num_steps[ready] < workload.num_steps[clients]
+        return RoundPlan(
+            clients=clients,
+            num_selected=len(selected),
+            num_steps=num_steps[ready] if is_limited.any() else None,
+            seconds=seconds,
+        )
+
+    def _draw_num_steps(
+        self, workload: Workload, selected: np.ndarray, round_index: int
+    ) -> np.ndarray:
+        """Return the minibatches of selected clients, int64 `[n]`."""
+        num_steps, partial_work = workload.num_steps[selected], self._partial_work
+        if partial_work is None:
+            return num_steps
+        federation = self._federation
+        rng = partial_work.make_rng(federation.seed, round_index)
+        draws, shares = rng.random((2, federation.num_clients))[:, selected]
+        shares = partial_work.min_share + (1 - partial_work.min_share) * shares
+        shares = np.where(draws < partial_work.stragglers, shares, 1.0)
+        fixed = workload.num_fixed_steps[selected]
+        unit = self._get_unit(workload, selected, partial_work.unit)
+        partial = np.ceil(shares * (num_steps - fixed) / unit - 1e-9).astype(np.int64) * unit
+        return np.minimum(num_steps, fixed + partial)
+
+    def _fit_deadline(
+        self, workload: Workload, selected: np.ndarray, num_steps: np.ndarray, times: _Times
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the minibatches that fit in the deadline, and whether any training does."""
+        assert self._deadline is not None
+        fixed = workload.num_fixed_steps[selected]
+        unit = self._get_unit(workload, selected, "steps")
+        seconds = self._deadline.seconds - times.transfer_seconds
+        fitting = np.floor(seconds / np.maximum(times.step_seconds, 1e-300) + 1e-9)
+        fitting = np.clip(fitting, 0, num_steps).astype(np.int64)
+        training = np.maximum(fitting - fixed, 0) // unit * unit
+        is_whole = fitting == num_steps
+        is_ready = is_whole & (seconds >= 0) | (training > 0)
+        return np.where(is_whole, num_steps, np.minimum(num_steps, fixed + training)), is_ready
+
+    def _get_unit(self, workload: Workload, selected: np.ndarray, unit: str) -> np.ndarray:
+        """Return the minibatches by which the work of selected clients is counted."""
+        epoch_steps = np.maximum(workload.num_epoch_steps[selected], 1)
+        if unit == "epochs" or not self._can_train_partly:
+            return epoch_steps
+        return np.ones_like(epoch_steps)
+
+
+def _get_single(models: Iterable[SystemModel], kind: type[ModelT]) -> ModelT | None:
+    """Return the only model of a class, or None.
+
+    Raises:
+      ConfigError: if there are several.
+    """
+    found = [model for model in models if isinstance(model, kind)]
+    if len(found) > 1:
+        names = " and ".join(model.name for model in found)
+        raise ConfigError(f"system: {names}: expected one of them")
+    return found[0] if found else None

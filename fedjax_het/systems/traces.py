@@ -1,0 +1,69 @@
+"""CSV files of measured devices."""
+
+import os
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedjax_het.utils.errors import ConfigError
+
+
+def read_trace(
+    owner: Any, columns: Collection[str], *, optional: Collection[str] = ()
+) -> pd.DataFrame:
+    """Read the CSV file of a kind of system heterogeneity.
+
+    Args:
+      owner: the kind, with a field `path`.
+      columns: names of the required columns of numbers.
+      optional: names of further columns of numbers.
+
+    Returns:
+      The rows of the file.
+
+    Raises:
+      ConfigError: if the file is missing, or lacks a column, or has a value that is no number
+        above 0. A start may be 0.
+    """
+    prefix = f"system {owner.name}:path = {owner.path!r}"
+    if not os.path.isfile(owner.path):
+        raise ConfigError(f"{prefix}: expected a CSV file with the columns {', '.join(columns)}")
+    try:
+        table = pd.read_csv(owner.path)
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{prefix}: no CSV file: {error}") from error
+    if missing := [name for name in columns if name not in table]:
+        names = ", ".join(map(str, table.columns))
+        raise ConfigError(f"{prefix}: expected the column {missing[0]}; the file has {names}")
+    for name in (*columns, *(name for name in optional if name in table)):
+        values = pd.to_numeric(table[name], errors="coerce")
+        is_valid = np.isfinite(values) & ((values >= 0) if name == "start" else (values > 0))
+        if not is_valid.all() or not len(table):
+            rows = np.flatnonzero(~is_valid)
+            value = f"row {rows[0] + 1} has {table[name].iloc[rows[0]]!r}" if len(rows) else "empty"
+            raise ConfigError(f"{prefix}: column {name}: {value}: expected numbers above 0")
+        table[name] = values
+    return table
+
+
+def draw_devices(rng: np.random.Generator, num_devices: int, num_clients: int) -> np.ndarray:
+    """Draw a device for each client; each device is drawn once before any is drawn again.
+
+    Args:
+      rng: NumPy Generator.
+      num_devices: number of devices.
+      num_clients: number of clients, K.
+
+    Returns:
+      Positions of the devices, int64 `[K]`.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.systems.traces import draw_devices
+      >>> sorted(draw_devices(np.random.default_rng(0), 2, 4).tolist())
+      [0, 0, 1, 1]
+    """
+    repeats = -(-num_clients // num_devices)
+    return np.concatenate([rng.permutation(num_devices) for _ in range(repeats)])[:num_clients]
