@@ -16,6 +16,7 @@ from fedjax_het.data import DATASETS, PARTITIONS, SERVER_SOURCES
 from fedjax_het.metrics.registry import METRICS
 from fedjax_het.nn import NETWORKS
 from fedjax_het.skews import SKEWS
+from fedjax_het.systems import SYSTEMS
 from fedjax_het.utils.config import (
     HyperParameter,
     config_to_dict,
@@ -308,6 +309,7 @@ REGISTRIES: dict[str, tuple[Registry[Any], Callable[[Any], Iterable[str]]]] = {
     "data sets": (DATASETS, lambda dataset: ()),
     "partitions": (PARTITIONS, lambda scheme: _describe_parameters(scheme.parameters)),
     "skews": (SKEWS, functools.partial(_describe_kind, "skew")),
+    "systems": (SYSTEMS, functools.partial(_describe_kind, "system")),
     "networks": (NETWORKS, lambda network: _describe_parameters(network.options)),
     "server's examples": (SERVER_SOURCES, lambda source: _describe_parameters(source.options)),
     "metrics": (METRICS, lambda metric: ()),

@@ -56,7 +56,7 @@ _GROUPS = {
         *("weight_decay", "lr_schedule", "local_steps", "gradient_accumulation"),
         *("optimizer_options", "optimizer_state", "lr_step_schedule"),
     ),
-    "method": ("algorithm", "participation", "protocol", "hp", "options"),
+    "method": ("algorithm", "participation", "system", "protocol", "hp", "options"),
     "server": (
         *("averaging", "server_learning_rate", "server_data", "server_options"),
         "pretrain_epochs",
@@ -77,7 +77,16 @@ _GROUPS = {
 _COMMON = (
     *("dataset", "data_dir", "partition", "alpha", "classes", "num_clients", "skew", "model"),
     *("local_epochs", "batch_size", "local_optimizer", "learning_rate", "algorithm"),
-    *("participation", "protocol", "hp", "options", "eval_every", "client_tests", "metrics"),
+    *(
+        "participation",
+        "system",
+        "protocol",
+        "hp",
+        "options",
+        "eval_every",
+        "client_tests",
+        "metrics",
+    ),
     *("validation", "patience", "rounds", "seed", "seeds", "config", "list", "restart"),
     *("lanes", "launcher", "output_dir", "quiet", "json"),
 )

@@ -50,6 +50,8 @@ from fedjax_het.data import (
 from fedjax_het.metrics.registry import parse_metrics
 from fedjax_het.nn import NETWORKS
 from fedjax_het.skews import PARTITION_SKEWS, SKEW_SETTING, FeatureSkew
+from fedjax_het.systems import SYSTEM_SETTING, Deadline, PartialWork, validate_combination
+from fedjax_het.systems.traces import TraceModel
 from fedjax_het.utils.config import (
     HyperParameter,
     PositiveInt,
@@ -246,6 +248,7 @@ def _resolve_except_hyperparameters(
     is_valid = not (any(is_feature_skew) and "averages" in method.required_data)
     expected = f"no skew of images: {method.name} averages images before the clients see them"
     require(is_valid, "skew", raw.skew, expected)
+    raw = _resolve_system(raw, method)
     spec = update_settings(raw, **missing)
     spec = _resolve_partition(raw, spec)
     spec = _resolve_network(raw, spec, are_objects_known)
@@ -333,6 +336,27 @@ def _resolve_skew(raw: RunSettings, missing: dict[str, Any]) -> tuple[RunSetting
         raw = update_settings(raw, partition=partition, partition_options=options)
         missing = {name: v for name, v in missing.items() if name not in _LABEL_SKEW_SETTINGS}
     return update_settings(raw, skew=SKEW_SETTING.resolve(skew)), missing
+
+
+def _resolve_system(raw: RunSettings, method: AlgorithmSpec) -> RunSettings:
+    """Return the settings with the setting `system` in its canonical order, if it can be used."""
+    models = SYSTEM_SETTING.parse(raw.system)
+    validate_combination(models)
+    for model in models:
+        is_partial = isinstance(model, PartialWork)
+        is_partial |= isinstance(model, Deadline) and model.late == "partial"
+        expected = f"no {model.name}: clients of {method.name} condense data instead of training"
+        is_valid = method.trains_locally or not is_partial
+        require(is_valid, "system", raw.system, expected)
+        counts_epochs = isinstance(model, PartialWork) and model.unit == "epochs"
+        expected = "partial_work:unit=steps with local_steps"
+        is_valid = raw.local_steps is None or not counts_epochs
+        require(is_valid, "system", raw.system, expected)
+    settings = SYSTEM_SETTING.resolve(raw.system)
+    for model in models:
+        if isinstance(model, TraceModel):
+            settings[f"{model.name}.digest"] = model.compute_digest()
+    return update_settings(raw, system=settings)
 
 
 def _resolve_partition(raw: RunSettings, spec: RunSettings) -> RunSettings:

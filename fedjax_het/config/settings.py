@@ -10,6 +10,7 @@ from fedjax_het.algorithms import METHODS
 from fedjax_het.algorithms.spec import HYPERPARAMETER_SETTINGS as HYPERPARAMETER_SETTINGS
 from fedjax_het.config.kind_settings import KIND_SETTINGS
 from fedjax_het.skews import SKEW_SETTING
+from fedjax_het.systems import SYSTEM_SETTING
 from fedjax_het.utils.config import Bounds, rename_former_arguments, to_python_scalar
 from fedjax_het.utils.errors import ConfigError, require, require_name
 
@@ -20,6 +21,7 @@ _OMITTED_WHEN_EMPTY = (
     *("network_options", "precision", "init_from", "held_out_clients", "held_out_epochs"),
     *("metrics", "optimizer_options", "lr_schedule", "lr_step_schedule", "local_steps"),
     *("gradient_accumulation", "target_accuracy", "patience", "min_delta", "validation", "skew"),
+    "system",
 )
 FORMER_SETTING_NAMES = {
     "accumulation": "gradient_accumulation",
@@ -265,7 +267,11 @@ class RunSettings:
     skew: dict[str, Any] = field(
         default_factory=dict, metadata={"convert": SKEW_SETTING.to_settings}
     )
-    """Further heterogeneity, e.g. noise:std=0.3; see `fedjax-het list skews` (default: none)."""
+    """Skews of the data, e.g. noise:std=0.3 (default: none)."""
+    system: dict[str, Any] = field(
+        default_factory=dict, metadata={"convert": SYSTEM_SETTING.to_settings}
+    )
+    """Devices of the clients, e.g. speed:sigma=1 (default: none)."""
     server_data: str | None = None
     """Source of the server's own examples; `fedjax-het list` names all sources (default: held_out
     where they are proxy data, iid for other methods that need them)."""

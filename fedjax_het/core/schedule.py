@@ -58,8 +58,8 @@ class RoundPlan(NamedTuple):
     "Clients that receive the server's message."
     num_steps: np.ndarray | None = None
     "Minibatches of each of `clients`, `[n]`; None: all minibatches of the round."
-    seconds: float = 0.0
-    "Simulated seconds of the round."
+    seconds: float | None = None
+    "Simulated seconds of the round; None without simulated time."
 
 
 class WorkCounts(NamedTuple):
@@ -75,6 +75,8 @@ class WorkCounts(NamedTuple):
     "Client samples processed."
     block_steps: np.ndarray
     "`[R, D]`: steps of each block's longest lane."
+    seconds: np.ndarray | None = None
+    "Simulated seconds; None without simulated time."
 
 
 class _LaneAssignment(NamedTuple):
@@ -181,8 +183,11 @@ class Scheduler:
             counts.append((num_participants, pairs, samples))
         participants, pairs_by_round, samples_by_round = np.array(counts).T
         num_lost: np.ndarray | int = 0  # clients that send no update
+        seconds = None
         if plans is not None:
             num_lost = np.array([p.num_selected - len(p.clients) for p in plans[:num_rounds]])
+            if plans[0].seconds is not None:
+                seconds = np.array([p.seconds for p in plans[:num_rounds]], np.float64)
         lane_lengths = np.array([np.diff(a.lane_starts) for a in self._assignments])  # [R, D * V]
         self.shape = ScheduleShape(
             blocks,
@@ -202,6 +207,7 @@ class Scheduler:
             pairs=pairs_by_round,
             samples=samples_by_round,
             block_steps=lane_lengths.reshape(num_rounds, blocks, lanes).max(2),
+            seconds=seconds,
         )
 
     def draw_cohort(self, round_index: int) -> np.ndarray:

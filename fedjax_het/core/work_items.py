@@ -16,6 +16,19 @@ from fedjax_het.data import Partition
 from fedjax_het.utils.errors import require
 
 
+class Workload(NamedTuple):
+    """Work of all clients in a round, int64 `[K]` each."""
+
+    num_steps: np.ndarray
+    "Minibatches, with the passes of the method that measure the data."
+    epoch_steps: np.ndarray
+    "Minibatches of one epoch."
+    fixed_steps: np.ndarray
+    "Minibatches of passes that every client makes in full."
+    num_classes: np.ndarray
+    "Classes that the client condenses."
+
+
 class ClientWork:
     """Clients that go through their data in several passes, each with a separate shuffle.
 
@@ -100,6 +113,18 @@ class ClientWork:
         work._num_passes = -(-all_steps // self.epoch_steps)
         work._set_num_steps(all_steps)
         return work
+
+    def make_workload(self, extra_passes: int) -> Workload:
+        """Return the numbers of minibatches of all clients.
+
+        Args:
+          extra_passes: passes in addition to local epochs, which clients make in full.
+
+        Returns:
+          The numbers.
+        """
+        fixed_steps = extra_passes * np.where(self.sizes > 0, self.epoch_steps, 0)
+        return Workload(self.num_steps, self.epoch_steps, fixed_steps, self.num_pairs)
 
     def work_ids_of_clients(self, clients: np.ndarray) -> np.ndarray:
         """Return the work items of clients, client after client."""
@@ -258,6 +283,13 @@ class ClientClassWork:
     def of_round(self, round_index: int) -> "ClientClassWork":
         """Return the work of a round, which is equal in all rounds."""
         return self
+
+    def make_workload(self, extra_passes: int) -> Workload:
+        """Return the numbers of minibatches and classes of all clients."""
+        num_clients = self.partition.num_clients
+        num_steps = self.num_steps.reshape(num_clients, -1).sum(1)
+        num_classes = self.num_pairs.reshape(num_clients, -1).sum(1)
+        return Workload(num_steps, np.ones_like(num_steps), num_steps, num_classes)
 
     def work_ids_of_clients(self, clients: np.ndarray) -> np.ndarray:
         """Return the work items of clients, client after client."""

@@ -97,6 +97,7 @@ class TrainingCost(NamedTuple):
         server's work; None if unknown.
       seconds: time without compilation: the mean duration of a round times `rounds`, plus the run's
         server work between rounds.
+      simulated_seconds: simulated time of the clients; None for a run without.
 
     Example:
       >>> from fedjax_het.metrics.convergence import TrainingCost
@@ -110,6 +111,7 @@ class TrainingCost(NamedTuple):
     client_samples: float
     flops: float | None
     seconds: float
+    simulated_seconds: float | None = None
 
 
 def cost_to_reach(
@@ -148,4 +150,8 @@ def cost_to_reach(
     sample_flops = summary.get("sample_flops")
     flops = None if sample_flops is None else sample_flops * client_samples
     seconds = rounds / summary["rounds"] * summary["round_seconds"] + summary["server_seconds"]
-    return TrainingCost(rounds, bytes_up, bytes_down, client_samples, flops, seconds)
+    simulated_seconds = None
+    if "simulated_seconds" in metrics:
+        simulated_seconds = float(metrics["simulated_seconds"][:rounds].sum())
+    costs = (bytes_up, bytes_down, client_samples, flops, seconds, simulated_seconds)
+    return TrainingCost(rounds, *costs)

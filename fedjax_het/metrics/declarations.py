@@ -82,6 +82,7 @@ _CURVE_INFOS: Mapping[str, MetricInfo] = {
     "bytes_up": _cost("Bytes sent by clients"),
     "bytes_down": _cost("Bytes sent to clients"),
     "client_samples": _cost("Client samples"),
+    "simulated_seconds": _cost("Simulated time", "s"),
 }
 
 _SUMMARY_INFOS: Mapping[str, MetricInfo] = {

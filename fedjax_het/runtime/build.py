@@ -25,7 +25,7 @@ from fedjax_het.core.execution_plan import (
     RUNS_AXIS,
     ExecutionPlan,
 )
-from fedjax_het.core.lr_schedules import compute_round_lr_factors, is_round_schedule_hyperparameter
+from fedjax_het.core.lr_schedules import compute_round_lr_factors
 from fedjax_het.core.memory import evict_programs_if_needed, release_freed_memory
 from fedjax_het.core.rng import Stream, make_stream_key
 from fedjax_het.core.schedule import Scheduler, ScheduleShape, compute_useful_fraction, merge_shapes
@@ -83,12 +83,6 @@ class PreparedRun(DataAssignment):
     tuning_scheduler: Scheduler | None = None
     diagnostics_scheduler: Scheduler | None = None
     method_inputs: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def hp(self) -> dict[str, Any]:
-        """The numeric hyperparameters as programs read them."""
-        items = self.spec.hyperparameters.items()
-        return {k: np.float32(v) for k, v in items if not is_round_schedule_hyperparameter(k)}
 
     @functools.cached_property
     def lr_factors(self) -> np.ndarray:
@@ -278,7 +272,7 @@ def prepare_group(
             assign_data(each, dataset, pool, user_objects.partition) for each in resolved_specs
         ]
     planner = Planner(placement, spec, signature, algorithm, devices, num_runs)
-    makers = [bind_scheduler(each, algorithm) for each in assignments]
+    makers = [bind_scheduler(each, algorithm, signature.training) for each in assignments]
 
     def build_trial_schedulers(lanes: int) -> list[Scheduler]:
         """Return schedulers of a few rounds of a few runs, to estimate how long lanes are idle."""

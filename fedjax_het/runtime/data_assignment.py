@@ -16,6 +16,7 @@ import optax
 from fedjax_het.config.comparison import warn_unequal_settings
 from fedjax_het.config.resolve import USER_PROVIDED, display_partition_names
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
+from fedjax_het.core.lr_schedules import is_round_schedule_hyperparameter
 from fedjax_het.core.optimizers import check_transformation, make_user_transformation
 from fedjax_het.data import (
     DATASETS,
@@ -188,6 +189,12 @@ class DataAssignment:
     skew: ClientSkews = ClientSkews()
     skewed_dataset: Dataset | None = None
     drift: Drift | None = None
+
+    @property
+    def hp(self) -> dict[str, Any]:
+        """The numeric hyperparameters as programs read them."""
+        items = self.spec.hyperparameters.items()
+        return {k: np.float32(v) for k, v in items if not is_round_schedule_hyperparameter(k)}
 
     @property
     def client_dataset(self) -> Dataset:

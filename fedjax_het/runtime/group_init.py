@@ -1,5 +1,6 @@
 """The start of runs: the state before the first round, and the traces of the programs."""
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable, Sequence
@@ -21,8 +22,8 @@ from fedjax_het.runtime.group_state import GroupState, build_run_inputs, compute
 from fedjax_het.runtime.history import Timing, build_curves
 from fedjax_het.runtime.progress import Progress
 from fedjax_het.runtime.resumable_rounds import is_long_round, trace_loop_layout
+from fedjax_het.runtime.schedules import compute_traffic
 from fedjax_het.runtime.signature import warn_batch_norm_padding
-from fedjax_het.utils.arrays import make_key
 
 log = logging.getLogger("fedjax_het")
 
@@ -101,17 +102,9 @@ def _check_traffic_contract(program: CompiledPrograms, prepared_run: PreparedRun
     called when the run is done. Cost: an abstract evaluation of the method's init.
     """
     algorithm, hp = program.algorithm, prepared_run.hp
-    model = program.signature.training.task.model
     algorithm.initial_traffic(prepared_run.federation_data)
-
-    def count_traffic(key: jax.Array) -> tuple[()]:
-        algorithm.traffic(hp, algorithm.init(hp, key, model.init(key), 1))
-        return ()
-
-    try:
-        jax.eval_shape(count_traffic, make_key(0))
-    except jax.errors.ConcretizationTypeError:
-        return
+    with contextlib.suppress(jax.errors.ConcretizationTypeError):
+        compute_traffic(algorithm, program.signature.training, hp)
 
 
 def list_programs(group_state: GroupState) -> dict[str, tuple[Any, tuple]]:

@@ -186,7 +186,7 @@ def get_latest_accuracy(accuracies: Sequence[np.ndarray]) -> float:
 def build_traffic_curves(
     work: WorkCounts, traffic: Traffic, initial_traffic: InitialTraffic, num_rounds: int
 ) -> Curves:
-    """Return the bytes and samples of each round.
+    """Return the bytes, samples and simulated seconds of each round.
 
     Args:
       work: participants, samples and pairs of each round.
@@ -195,17 +195,21 @@ def build_traffic_curves(
       num_rounds: number of rounds that took place; later rounds have 0.
 
     Returns:
-      `bytes_down`, `bytes_up` and `client_samples`, `[R]` each.
+      `bytes_down`, `bytes_up` and `client_samples`, `[R]` each, and `simulated_seconds` if there is
+      simulated time.
     """
     rounds = np.arange(len(work.participants))
     has_taken_place, is_first_round = rounds < num_rounds, np.where(rounds == 0, 1.0, 0.0)
     bytes_up = work.participants * traffic.up + work.pairs * traffic.up_per_class
-    return {
-        "bytes_down": work.participants * traffic.down * has_taken_place
+    curves = {
+        "bytes_down": work.selected * traffic.down * has_taken_place
         + is_first_round * initial_traffic.down,
         "bytes_up": bytes_up * has_taken_place + is_first_round * initial_traffic.up,
         "client_samples": work.samples * has_taken_place,
     }
+    if work.seconds is not None:
+        curves["simulated_seconds"] = work.seconds * has_taken_place
+    return curves
 
 
 class EarlyStop(NamedTuple):

@@ -15,7 +15,12 @@ from fedjax_het.nn.precision import describe_precision
 from fedjax_het.runtime.device_report import describe_environment
 from fedjax_het.runtime.group_state import GroupState
 from fedjax_het.runtime.held_out_eval import evaluate_held_out_clients
-from fedjax_het.runtime.history import VALIDATION_MEAN, build_traffic_curves, list_metric_names
+from fedjax_het.runtime.history import (
+    VALIDATION_MEAN,
+    Curves,
+    build_traffic_curves,
+    list_metric_names,
+)
 from fedjax_het.runtime.identity import collect_function_digests, compute_class_names_digest
 from fedjax_het.runtime.result_display import get_accuracy_name, to_json_value
 from fedjax_het.runtime.results import (
@@ -82,6 +87,12 @@ def build_model_getter(group_state: GroupState, i: int, state: Any) -> Callable[
     return get_model
 
 
+def _summarize_simulated_time(traffic: Curves) -> dict[str, float]:
+    """Return the simulated seconds of a run; empty without simulated time."""
+    name = "simulated_seconds"
+    return {name: float(traffic[name].sum())} if name in traffic else {}
+
+
 def _build_result(group_state: GroupState, i: int, state: Any) -> Result:
     run, curves = group_state.prepared_runs[i], group_state.curves[i]
     algorithm, early_stop = group_state.group.program.algorithm, group_state.early_stops.get(i)
@@ -112,6 +123,7 @@ def _build_result(group_state: GroupState, i: int, state: Any) -> Result:
         **_summarize_costs(group_state, i),
         "bytes_up": float(traffic["bytes_up"].sum()),
         "bytes_down": float(traffic["bytes_down"].sum()),
+        **_summarize_simulated_time(traffic),
         **_summarize_data(group_state, i),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         **describe_environment(),

@@ -60,7 +60,10 @@ VALIDATION_ACCURACIES = (
 )
 """Names of a summary's values of a run with validation examples."""
 _HELD_OUT_ACCURACIES = ("held_out_accuracy", "held_out_tuned_accuracy")
-_COSTS = ("wall_seconds", "client_samples_per_second", "bytes_up", "bytes_down", "rounds")
+_COSTS = (
+    *("wall_seconds", "client_samples_per_second", "bytes_up", "bytes_down", "rounds"),
+    "simulated_seconds",
+)
 SUMMARY_NUMBERS = (
     *(*ACCURACIES, *RISE_METRICS, *CLIENT_ACCURACIES, *VALIDATION_ACCURACIES),
     *(*_HELD_OUT_ACCURACIES, *_COSTS),
@@ -80,7 +83,11 @@ _SUMMARY_TYPES: dict[str, Any] = {  # of the values that reports read
     **dict.fromkeys(("diverged", "x64"), bool | None),
     **dict.fromkeys(("stopped_early", "functions"), dict[str, Any] | None),
 }
-_AXIS_LABELS = {"round": "Round", "bytes": "Bytes moved, up and down"}
+_AXIS_LABELS = {
+    "round": "Round",
+    "bytes": "Bytes moved, up and down",
+    "seconds": "Simulated time (s)",
+}
 _CHECKSUM = re.compile(r'"checksum": "([0-9a-f]{64})"')
 _CHECKSUM_PLACEHOLDER = "0" * 64
 
@@ -246,7 +253,7 @@ class Result:
         self,
         metric: str | None = None,
         *,
-        x: Literal["round", "bytes"] = "round",
+        x: Literal["round", "bytes", "seconds"] = "round",
         axes: "Axes | None" = None,
     ) -> "Axes":
         """Plot a metric in its declared unit, see `fedjax_het.MetricInfo`.
@@ -255,7 +262,7 @@ class Result:
 
         Args:
           metric: name of a metric with one value per round (default: the accuracy).
-          x: horizontal axis: rounds, or the bytes that were sent up to each round.
+          x: horizontal axis: rounds, bytes that were sent, or simulated seconds.
           axes: axes to draw into (default: axes of a new figure).
 
         Returns:
@@ -269,12 +276,18 @@ class Result:
         metrics, method = self.metrics, self.spec.algorithm
         metric = result_display.get_accuracy_name(metrics) if metric is None else metric
         require_name("metric", metric, self._curves)
-        require_name("x", x, ("round", "bytes"))
+        require_name("x", x, _AXIS_LABELS)
+        if x == "seconds" and "simulated_seconds" not in metrics:
+            raise ConfigError(
+                "x = 'seconds': expected a run with simulated time, e.g. system='speed'"
+            )
         if axes is None:
             _, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
         positions = np.arange(1, len(metrics[metric]) + 1)
         if x == "bytes":
             positions = np.cumsum(metrics["bytes_up"] + metrics["bytes_down"])
+        elif x == "seconds":
+            positions = np.cumsum(metrics["simulated_seconds"])
         info = get_metric_info(metric)
         is_drawn = np.isfinite(metrics[metric]) | (info.missing == NOT_TRAINED)  # NaN is a gap
         values = info.scale * metrics[metric][is_drawn]

@@ -3,34 +3,49 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-from fedjax_het.algorithms.base import Algorithm
+from fedjax_het.algorithms.base import Algorithm, Traffic
 from fedjax_het.config.run_spec import ResolvedRunSpec
 from fedjax_het.core.client_loop import RoundSchedule
 from fedjax_het.core.execution_plan import PER_DEVICE, PER_RUN, RUNS_AXIS, ExecutionPlan
+from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.core.rng import Stream
 from fedjax_het.core.run_mapping import SCHEDULE_PLACEMENTS
 from fedjax_het.core.schedule import (
+    RoundPlan,
     RoundSettings,
     Scheduler,
     ScheduleShape,
+    compute_cohort_size,
     merge_segment_ends,
     stack_rounds,
     with_state_rows,
 )
-from fedjax_het.core.work_items import ClientClassWork, ClientWork, DriftingWork
+from fedjax_het.core.work_items import ClientClassWork, ClientWork, DriftingWork, Workload
 from fedjax_het.data import Partition, partition_from_clients
 from fedjax_het.runtime.data_assignment import DataAssignment
+from fedjax_het.systems import (
+    SYSTEM_SETTING,
+    Bandwidth,
+    DeviceTrace,
+    Federation,
+    SystemSimulation,
+)
+from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.errors import require
 
 
-def bind_scheduler(assignment: DataAssignment, algorithm: Algorithm) -> Callable[..., Scheduler]:
+def bind_scheduler(
+    assignment: DataAssignment, algorithm: Algorithm, training: LocalTraining
+) -> Callable[..., Scheduler]:
     """Return `Scheduler` with the work of a run.
 
     Args:
       assignment: the data of the run.
       algorithm: the method.
+      training: how clients train.
 
     Returns:
       A function of `blocks` and `lanes`, and of fields of `RoundSettings` to replace.
@@ -58,14 +73,77 @@ def bind_scheduler(assignment: DataAssignment, algorithm: Algorithm) -> Callable
     expected = f"skews of numbers of examples: clients of {spec.algorithm} hold the server's, too"
     is_valid = not (has_skew and algorithm.trains_on_server_data)
     require(is_valid, "skew", spec.skew, expected)
+    work: ClientWork | ClientClassWork | DriftingWork
     if drift is None:
-        return _bind_settings(spec, make_work(partition))
-    works = [make_work(part) for part in drift.partitions]
-    return _bind_settings(spec, DriftingWork(works, drift.get_phase, partition))
+        work = make_work(partition)
+    else:
+        works = [make_work(part) for part in drift.partitions]
+        work = DriftingWork(works, drift.get_phase, partition)
+    return _bind_settings(spec, work, _simulate_system(assignment, algorithm, training, work))
+
+
+def _simulate_system(
+    assignment: DataAssignment,
+    algorithm: Algorithm,
+    training: LocalTraining,
+    work: ClientWork | ClientClassWork | DriftingWork,
+) -> list[RoundPlan] | None:
+    """Return the clients of each round under system heterogeneity; None for a run without."""
+    spec = assignment.spec
+    models = SYSTEM_SETTING.parse(spec.system)
+    if not models:
+        return None
+    traffic = Traffic(0, 0)
+    if any(isinstance(model, Bandwidth | DeviceTrace) for model in models):
+        traffic = compute_traffic(algorithm, training, assignment.hp)
+    federation = Federation(
+        sizes=work.partition.sizes,
+        cohort_size=compute_cohort_size(spec.num_clients, spec.participation),
+        seed=spec.seed,
+        partition_seed=spec.partition_seed,
+        bytes_down=traffic.down,
+        bytes_up=traffic.up,
+        bytes_up_per_class=traffic.up_per_class,
+    )
+    can_train_partly = algorithm.extra_passes == 0
+    simulation = SystemSimulation(models, federation, can_train_partly=can_train_partly)
+
+    def get_workload(round_index: int) -> Workload:
+        return work.of_round(round_index).make_workload(algorithm.extra_passes)
+
+    return list(simulation.simulate_rounds(get_workload, spec.rounds))
+
+
+def compute_traffic(algorithm: Algorithm, training: LocalTraining, hp: dict[str, Any]) -> Traffic:
+    """Return the bytes of each client that takes part in a round, without a state.
+
+    Cost: an abstract evaluation of the method's init.
+
+    Args:
+      algorithm: the method.
+      training: how clients train.
+      hp: values of the hyperparameters by name.
+
+    Returns:
+      The traffic.
+
+    Raises:
+      ConcretizationTypeError: if the traffic depends on values of the state.
+    """
+    model, traffic = training.task.model, []
+
+    def count_traffic(key: jax.Array) -> tuple[()]:
+        traffic.append(algorithm.traffic(hp, algorithm.init(hp, key, model.init(key), 1)))
+        return ()
+
+    jax.eval_shape(count_traffic, make_key(0))
+    return traffic[0]
 
 
 def _bind_settings(
-    spec: ResolvedRunSpec, work: ClientWork | ClientClassWork | DriftingWork
+    spec: ResolvedRunSpec,
+    work: ClientWork | ClientClassWork | DriftingWork,
+    plans: list[RoundPlan] | None = None,
 ) -> Callable[..., Scheduler]:
     """Return `Scheduler` with the settings of a run, which keyword arguments may replace."""
     settings = RoundSettings(
@@ -73,7 +151,7 @@ def _bind_settings(
     )
 
     def make(blocks: int, lanes: int, **changes: Any) -> Scheduler:
-        return Scheduler(work, settings._replace(**changes), blocks, lanes)
+        return Scheduler(work, settings._replace(**changes), blocks, lanes, plans)
 
     return make
 

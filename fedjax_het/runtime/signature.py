@@ -47,6 +47,7 @@ PER_RUN_SETTINGS = (
     "averaging",
     "lr_schedule",
     "skew",
+    "system",
     "target_accuracy",
     "patience",
     "min_delta",

@@ -11,7 +11,7 @@ from fedjax_het.systems.base import Federation, SystemModel
 from fedjax_het.systems.devices import Bandwidth, DeviceModel, DeviceTrace, Speed
 from fedjax_het.systems.participation import Deadline, Dropout, OverSelection, PartialWork
 from fedjax_het.systems.selection import ClientSelection, CyclicSelection, SelectionBySize
-from fedjax_het.systems.simulation import SystemSimulation, Workload
+from fedjax_het.systems.simulation import SystemSimulation, validate_combination
 from fedjax_het.utils.kinds import KindSetting
 
 _KINDS: tuple[type[SystemModel], ...] = (
@@ -49,5 +49,5 @@ __all__ = [
     "Speed",
     "SystemModel",
     "SystemSimulation",
-    "Workload",
+    "validate_combination",
 ]

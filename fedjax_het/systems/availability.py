@@ -6,16 +6,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedjax_het.systems.base import Federation, SystemModel
-from fedjax_het.systems.traces import draw_devices, read_trace
+from fedjax_het.systems.traces import TraceModel, draw_devices, read_trace
 from fedjax_het.utils.config import PositiveFloat, UnitInterval
 
 
 @dataclass(frozen=True, kw_only=True)
 class AvailabilityModel(SystemModel):
     """A kind that decides which clients are available."""
-
-    needs_clock: ClassVar[bool] = False
-    "Whether availability depends on the simulated time."
 
     def start(self, federation: Federation) -> Any:
         """Return the state of the clients before the first round.
@@ -134,7 +131,7 @@ class DayNight(AvailabilityModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AvailabilityTrace(AvailabilityModel):
+class AvailabilityTrace(TraceModel, AvailabilityModel):
     """Availability of measured devices from a CSV file.
 
     The file has a row per interval with the columns `device`, `start` and `end`, in simulated
@@ -142,8 +139,6 @@ class AvailabilityTrace(AvailabilityModel):
     only if there are more clients than devices.
     """
 
-    path: str = ""
-    "CSV file of the intervals."
     name: ClassVar[str] = "availability_trace"
     description: ClassVar[str] = (
         "intervals in which measured devices are available, from a CSV file"

@@ -1,7 +1,7 @@
 """`SystemModel`, the base class of all kinds of system heterogeneity."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,9 @@ class Federation(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class SystemModel(Kind):
     """A kind of system heterogeneity with its parameters; a value of the setting `system`."""
+
+    needs_clock: ClassVar[bool] = False
+    "Whether the kind reads the simulated time."
 
     def make_rng(self, seed: int, *path: int) -> np.random.Generator:
         """Return the generator of this kind of system heterogeneity.

@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from fedjax_het.systems.base import Federation, SystemModel
-from fedjax_het.systems.traces import draw_devices, read_trace
+from fedjax_het.systems.traces import TraceModel, draw_devices, read_trace
 from fedjax_het.utils.config import NonNegativeFloat, PositiveFloat
 
 
@@ -85,7 +85,7 @@ class Bandwidth(DeviceModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceTrace(DeviceModel):
+class DeviceTrace(TraceModel, DeviceModel):
     """Times of measured devices from a CSV file.
 
     The file has a row per device with the columns `step_seconds`, and `upload` and `download` in
@@ -93,8 +93,6 @@ class DeviceTrace(DeviceModel):
     if there are more clients than devices.
     """
 
-    path: str = ""
-    "CSV file of the devices."
     name: ClassVar[str] = "device_trace"
     description: ClassVar[str] = "speed and bandwidth of measured devices from a CSV file"
     strength: ClassVar[str] = "path"

@@ -46,6 +46,7 @@ class OverSelection(SystemModel):
     name: ClassVar[str] = "over_selection"
     description: ClassVar[str] = "the server selects more clients and aggregates the first ones"
     strength: ClassVar[str] = "factor"
+    needs_clock: ClassVar[bool] = True
     neutral: ClassVar[float | None] = 1
 
 
@@ -60,4 +61,5 @@ class Deadline(SystemModel):
     name: ClassVar[str] = "deadline"
     description: ClassVar[str] = "the server waits no longer than a deadline in each round"
     strength: ClassVar[str] = "seconds"
+    needs_clock: ClassVar[bool] = True
     neutral: ClassVar[float | None] = float("inf")

@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from fedjax_het.core.schedule import RoundPlan
+from fedjax_het.core.work_items import Workload
 from fedjax_het.systems.availability import AvailabilityModel
 from fedjax_het.systems.base import Federation, SystemModel
 from fedjax_het.systems.devices import DeviceModel, DeviceRates
@@ -19,19 +20,6 @@ from fedjax_het.systems.selection import ClientSelection, UniformSelection
 from fedjax_het.utils.errors import ConfigError
 
 ModelT = TypeVar("ModelT", bound=SystemModel)
-
-
-class Workload(NamedTuple):
-    """Work of all clients in a round, int64 `[K]` each."""
-
-    num_steps: np.ndarray
-    "Minibatches, with the passes of the method that measure the data."
-    num_epoch_steps: np.ndarray
-    "Minibatches of one epoch."
-    num_fixed_steps: np.ndarray
-    "Minibatches of passes that every client makes in full."
-    num_classes: np.ndarray
-    "Classes that the client condenses."
 
 
 class _Times(NamedTuple):
@@ -58,7 +46,8 @@ class SystemSimulation:
 
     Example:
       >>> import numpy as np
-      >>> from fedjax_het.systems import Federation, Speed, SystemSimulation, Workload
+      >>> from fedjax_het.core.work_items import Workload
+      >>> from fedjax_het.systems import Federation, Speed, SystemSimulation
       >>> federation = Federation(np.array([4, 8]), cohort_size=2, seed=0, partition_seed=0)
       >>> simulation = SystemSimulation([Speed(sigma=0, step_seconds=2)], federation)
       >>> steps = np.array([1, 2])
@@ -75,6 +64,7 @@ class SystemSimulation:
         can_train_partly: bool = True,
     ):
         self._federation, self._can_train_partly = federation, can_train_partly
+        validate_combination(models)
         devices = [model for model in models if isinstance(model, DeviceModel)]
         self.has_clock = bool(devices)
         zeros = np.zeros(federation.num_clients)
@@ -87,14 +77,6 @@ class SystemSimulation:
         self._partial_work = _get_single(models, PartialWork)
         self._over_selection = _get_single(models, OverSelection)
         self._deadline = _get_single(models, Deadline)
-        for model in models:
-            needs_clock = isinstance(model, Deadline | OverSelection)
-            needs_clock |= isinstance(model, AvailabilityModel) and model.needs_clock
-            if needs_clock and not self.has_clock:
-                raise ConfigError(
-                    f"system {model.name}: expected speed, bandwidth or device_trace beside it, "
-                    "which give rounds a duration"
-                )
 
     def simulate_rounds(
         self, get_workload: Callable[[int], Workload], num_rounds: int
@@ -118,9 +100,10 @@ class SystemSimulation:
                 is_available, state = availability.find_available(state, federation, r, time)
                 available = np.flatnonzero(is_available)
             plan = self._simulate_round(get_workload(r), available, r)
-            waited = time - start_time
-            yield plan._replace(seconds=plan.seconds + waited)
-            time += plan.seconds
+            if plan.seconds is not None:
+                time += plan.seconds
+                plan = plan._replace(seconds=time - start_time)
+            yield plan
 
     def _simulate_round(
         self, workload: Workload, available: np.ndarray, round_index: int
@@ -160,7 +143,7 @@ class SystemSimulation:
             clients=clients,
             num_selected=len(selected),
             num_steps=num_steps[ready] if is_limited.any() else None,
-            seconds=seconds,
+            seconds=seconds if self.has_clock else None,
         )
 
     def _draw_num_steps(
@@ -175,7 +158,7 @@ class SystemSimulation:
         draws, shares = rng.random((2, federation.num_clients))[:, selected]
         shares = partial_work.min_share + (1 - partial_work.min_share) * shares
         shares = np.where(draws < partial_work.stragglers, shares, 1.0)
-        fixed = workload.num_fixed_steps[selected]
+        fixed = workload.fixed_steps[selected]
         unit = self._get_unit(workload, selected, partial_work.unit)
         partial = np.ceil(shares * (num_steps - fixed) / unit - 1e-9).astype(np.int64) * unit
         return np.minimum(num_steps, fixed + partial)
@@ -185,7 +168,7 @@ class SystemSimulation:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the minibatches that fit in the deadline, and whether any training does."""
         assert self._deadline is not None
-        fixed = workload.num_fixed_steps[selected]
+        fixed = workload.fixed_steps[selected]
         unit = self._get_unit(workload, selected, "steps")
         seconds = self._deadline.seconds - times.transfer_seconds
         fitting = np.floor(seconds / np.maximum(times.step_seconds, 1e-300) + 1e-9)
@@ -197,20 +180,41 @@ class SystemSimulation:
 
     def _get_unit(self, workload: Workload, selected: np.ndarray, unit: str) -> np.ndarray:
         """Return the minibatches by which the work of selected clients is counted."""
-        epoch_steps = np.maximum(workload.num_epoch_steps[selected], 1)
+        epoch_steps = np.maximum(workload.epoch_steps[selected], 1)
         if unit == "epochs" or not self._can_train_partly:
             return epoch_steps
         return np.ones_like(epoch_steps)
 
 
 def _get_single(models: Iterable[SystemModel], kind: type[ModelT]) -> ModelT | None:
-    """Return the only model of a class, or None.
+    """Return the only model of a class, or None."""
+    return next((model for model in models if isinstance(model, kind)), None)
+
+
+def validate_combination(models: Sequence[SystemModel]) -> None:
+    """Check that kinds of system heterogeneity can be combined.
+
+    Args:
+      models: the kinds of a run.
 
     Raises:
-      ConfigError: if there are several.
+      ConfigError: for two kinds of availability, two rules of selection, two sources of the
+        clients' speed, and a kind that needs simulated time where rounds have no duration.
+
+    Example:
+      >>> from fedjax_het.systems import Deadline, Speed, validate_combination
+      >>> validate_combination([Speed(sigma=1), Deadline(seconds=10)])
     """
-    found = [model for model in models if isinstance(model, kind)]
-    if len(found) > 1:
-        names = " and ".join(model.name for model in found)
-        raise ConfigError(f"system: {names}: expected one of them")
-    return found[0] if found else None
+    for kind in (AvailabilityModel, ClientSelection):
+        names = [model.name for model in models if isinstance(model, kind)]
+        if len(names) > 1:
+            raise ConfigError(f"system: {' and '.join(names)}: expected one of them")
+    names = [model.name for model in models if isinstance(model, DeviceModel)]
+    if "device_trace" in names and len(names) > 1:
+        raise ConfigError(f"system: {' and '.join(names)}: expected device_trace alone")
+    for model in models:
+        if model.needs_clock and not names:
+            raise ConfigError(
+                f"system {model.name}: expected speed, bandwidth or device_trace beside it, which "
+                "give rounds a duration"
+            )

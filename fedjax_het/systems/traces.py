@@ -1,22 +1,52 @@
 """CSV files of measured devices."""
 
+import hashlib
 import os
 from collections.abc import Collection
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from fedjax_het.systems.base import SystemModel
 from fedjax_het.utils.errors import ConfigError
 
 
+@dataclass(frozen=True, kw_only=True)
+class TraceModel(SystemModel):
+    """A kind that reads a CSV file."""
+
+    path: str = ""
+    "CSV file."
+    digest: str = ""
+    "Digest of the file, which the settings of a run record (default: computed)."
+
+    def compute_digest(self) -> str:
+        """Return the digest of the file.
+
+        Raises:
+          ConfigError: if the file is missing and its digest unknown, and if the file has another
+            digest than the settings.
+        """
+        prefix = f"system {self.name}:path = {self.path!r}"
+        if not os.path.isfile(self.path):
+            if self.digest:
+                return self.digest
+            raise ConfigError(f"{prefix}: expected a CSV file")
+        digest = hashlib.sha256(Path(self.path).read_bytes()).hexdigest()[:16]
+        if self.digest not in ("", digest):
+            raise ConfigError(f"{prefix}: expected the file with the digest {self.digest}")
+        return digest
+
+
 def read_trace(
-    owner: Any, columns: Collection[str], *, optional: Collection[str] = ()
+    owner: TraceModel, columns: Collection[str], *, optional: Collection[str] = ()
 ) -> pd.DataFrame:
     """Read the CSV file of a kind of system heterogeneity.
 
     Args:
-      owner: the kind, with a field `path`.
+      owner: the kind.
       columns: names of the required columns of numbers.
       optional: names of further columns of numbers.
 
@@ -24,15 +54,14 @@ def read_trace(
       The rows of the file.
 
     Raises:
-      ConfigError: if the file is missing, or lacks a column, or has a value that is no number
-        above 0. A start may be 0.
+      ConfigError: if the file is missing, has another digest than the settings, lacks a column, or
+        has a value that is no number above 0. A start may be 0.
     """
     prefix = f"system {owner.name}:path = {owner.path!r}"
-    if not os.path.isfile(owner.path):
-        raise ConfigError(f"{prefix}: expected a CSV file with the columns {', '.join(columns)}")
+    owner.compute_digest()
     try:
         table = pd.read_csv(owner.path)
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{prefix}: no CSV file: {error}") from error
     if missing := [name for name in columns if name not in table]:
         names = ", ".join(map(str, table.columns))
@@ -42,7 +71,11 @@ def read_trace(
         is_valid = np.isfinite(values) & ((values >= 0) if name == "start" else (values > 0))
         if not is_valid.all() or not len(table):
             rows = np.flatnonzero(~is_valid)
-            value = f"row {rows[0] + 1} has {table[name].iloc[rows[0]]!r}" if len(rows) else "empty"
+            value = (
+                f"row {rows[0] + 1} has {table[name].astype(object).iloc[rows[0]]!r}"
+                if len(rows)
+                else "empty"
+            )
             raise ConfigError(f"{prefix}: column {name}: {value}: expected numbers above 0")
         table[name] = values
     return table

@@ -4,6 +4,7 @@ A setting is a mapping of `kind.field` to values. Users also write a text `kind:
 object of a kind, or a list of texts and objects.
 """
 
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -114,6 +115,8 @@ class KindSetting(Generic[KindT]):
         kinds: list[KindT] = []
         for name, entry in self.registry.items():
             if name in fields_by_name:
+                if _is_infinite_and_neutral(entry.make, fields_by_name[name]):
+                    continue
                 types = field_types(entry.make)
                 with display_names({field: f"{self.name} {name}:{field}" for field in types}):
                     kinds.append(parse_config(entry.make, fields_by_name[name]))
@@ -155,7 +158,8 @@ class KindSetting(Generic[KindT]):
         if value is None:
             return {}
         if isinstance(value, Mapping):
-            return dict(value)
+            # Settings are stored as JSON, which has no infinity.
+            return {key: "inf" if item == math.inf else item for key, item in value.items()}
         if isinstance(value, str | self.base):
             value = [value]
         if not isinstance(value, Iterable):
@@ -191,6 +195,11 @@ class KindSetting(Generic[KindT]):
             default = self.registry[name].make()
             fields.setdefault(f"{name}.{default.strength}", getattr(default, default.strength))
         return fields or {name: True}
+
+
+def _is_infinite_and_neutral(kind: type[Kind], fields: Mapping[str, Any]) -> bool:
+    """Return whether the strength is infinite, and the kind then changes nothing."""
+    return kind.neutral == math.inf and fields.get(kind.strength) in (math.inf, "inf")
 
 
 def _to_fields(kind: Kind) -> dict[str, Any]:

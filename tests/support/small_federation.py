@@ -13,11 +13,12 @@ from fedjax_het.core.client_rows import get_client_row
 from fedjax_het.core.execution_plan import ExecutionPlan, make_execution_plan
 from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.core.optimizers import LocalTrainingOptions
-from fedjax_het.core.schedule import RoundSettings, Scheduler
+from fedjax_het.core.schedule import RoundSettings, Scheduler, compute_cohort_size
 from fedjax_het.core.task import Task
 from fedjax_het.core.work_items import ClientClassWork, ClientWork
 from fedjax_het.data import dataset_from_arrays, partition_from_clients
 from fedjax_het.nn import Model
+from fedjax_het.systems import Federation, SystemModel, SystemSimulation
 from support.data import (
     BATCH_SIZE,
     CLIENT_SIZES,
@@ -105,6 +106,7 @@ class FederationSetting:
       keep: whether clients keep their optimiser's state.
       client_test_model: the model that clients' own tests are for.
       details: of local training besides; with `steps` in place of the epochs.
+      systems: kinds of system heterogeneity.
     """
 
     plan: ExecutionPlan = field(default_factory=lambda: make_execution_plan(1, 1, mesh_axis=None))
@@ -122,6 +124,7 @@ class FederationSetting:
     seed: int = 0
     client_test_model: str = "global"
     details: LocalTrainingOptions = LocalTrainingOptions()
+    systems: tuple[SystemModel, ...] = ()
 
     def client_data(self, algorithm):
         """-> (images, labels, partition), with the server's examples where clients hold them."""
@@ -149,7 +152,15 @@ class FederationSetting:
                 partition, labels, NUM_CLASSES, algorithm.condensation_work, self.batch_size
             )
         settings = RoundSettings(self.seed, self.rounds, self.participation, self.averaging)
-        return Scheduler(units, settings, self.plan.blocks, self.plan.lanes)
+        plans = self.plan_rounds(units, algorithm.extra_passes) if self.systems else None
+        return Scheduler(units, settings, self.plan.blocks, self.plan.lanes, plans)
+
+    def plan_rounds(self, work, extra_passes):
+        cohort_size = compute_cohort_size(len(self.sizes), self.participation)
+        federation = Federation(np.array(self.sizes), cohort_size, self.seed, self.seed)
+        simulation = SystemSimulation(self.systems, federation)
+        get_workload = lambda r: work.make_workload(extra_passes)  # noqa: E731
+        return list(simulation.simulate_rounds(get_workload, self.rounds))
 
 
 def make_full_pass_scheduler(plan: ExecutionPlan) -> Scheduler:

@@ -14,7 +14,7 @@ LAYERS = (
     ("data", "metrics", "nn"),
     ("skews",),
     ("core",),
-    ("condensation",),
+    ("condensation", "systems"),
     ("algorithms",),
     ("methods",),  # a module that gathers what the file of a method imports
     ("config",),

@@ -16,6 +16,7 @@ from fedjax_het.algorithms.fedopt import (
     fedavgm,
     fedyogi,
 )
+from fedjax_het.systems import Dropout, PartialWork
 from fedjax_het.utils.errors import ConfigError
 
 LR = 0.2
@@ -131,6 +132,28 @@ def test_rounds_match_float64_loop(name, momentum, averaging):
     run_and_compare(loop, 3, atol=5e-6)
     works = [{loop.client_states[k] for k in clients} for clients in loop.history]
     assert max(map(len, works)) > 1  # clients made different numbers of steps
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedadam", "fednova"])
+def test_rounds_with_partial_work_and_dropout_match_float64_loop(name):
+    build, hp, make_loop = CASES.get(name, (fedavg, {}, Momentum))
+    federation = make_small_federation(
+        build,
+        hp={"local_lr": LR, "local_momentum": 0.9, **hp},
+        optimizer="momentum",
+        averaging="weighted",
+        epochs=4,
+        systems=(PartialWork(stragglers=0.7, unit="steps"), Dropout(probability=0.4)),
+    )
+    loop = make_loop(federation)
+    run_and_compare(loop, 3, atol=5e-6)
+    assert len({len(clients) for clients in loop.history}) > 1  # clients dropped out
+    steps = [
+        {len(loop.minibatches(r, k)) for r in range(3)}
+        for k, size in enumerate(CLIENT_SIZES)
+        if size
+    ]
+    assert max(map(len, steps)) > 1  # a client made different numbers of steps
 
 
 # --- closed forms and limits ---------------------------------------------------------------
