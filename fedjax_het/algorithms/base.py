@@ -21,6 +21,7 @@ from fedjax_het.core.gradient_diagnostics import ClientDiagnostics
 from fedjax_het.core.work_items import CondensationWork
 from fedjax_het.data import Dataset, Partition
 from fedjax_het.nn import Model
+from fedjax_het.skews.assignment import Drift
 from fedjax_het.utils.config import NonNegativeInt
 
 Tree = Any
@@ -131,6 +132,8 @@ class FederationData(NamedTuple):
     "Samples that all clients process in a round, for runs that set `local_steps`."
     withheld_indices: np.ndarray | None = None
     "Positions of the examples for validation and of held-out clients, on which nothing trains."
+    drift: Drift | None = None
+    "Active examples of the clients over the rounds; None: all examples in every round."
 
 
 class RoundInput(NamedTuple):

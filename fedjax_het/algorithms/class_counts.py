@@ -1,8 +1,10 @@
 """The class counts of the clients, an input of methods that correct the clients' losses by them."""
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.algorithms.base import Algorithm, FederationData, RoundInput
@@ -12,23 +14,62 @@ from fedjax_het.core.client_loop import Cohort
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining, ServerMessage, make_local_sgd
 from fedjax_het.core.task import per_sample_cross_entropy
+from fedjax_het.skews.assignment import Drift
+from fedjax_het.utils.arrays import AnyArray
 
 _INPUT_NAME = "class_counts"
 ABSENT_LOGIT = -1e9
 """Logit of a class that a client's softmax leaves out: e^-1e9 is 0, and 0 times it is no NaN."""
 
 
-def _make_class_counts(federations: Sequence[FederationData]) -> list[np.ndarray]:
-    """Return the number of examples of each class at each client, float32 `[K, C]`."""
-    datasets = [(federation.partition, federation.dataset) for federation in federations]
+class _PhaseCounts(NamedTuple):
+    """Class counts of all clients in the phases of a drift; one phase for a run without drift."""
+
+    counts: AnyArray
+    "`[P, K, C]` float32: number of examples of each class at each client in each phase."
+    rounds: AnyArray
+    "`[]` int32: rounds of the drift."
+
+
+def _make_class_counts(federations: Sequence[FederationData]) -> list[_PhaseCounts]:
+    """Return the class counts of each federation; all have the largest number of phases."""
+    inputs = []
+    for federation in federations:
+        labels, num_classes = federation.dataset.train_labels, federation.dataset.num_classes
+        drift = federation.drift or Drift((federation.partition,), rounds=1)
+        counts = [part.label_counts(labels, num_classes) for part in drift.partitions]
+        inputs.append(
+            _PhaseCounts(np.stack(counts).astype(np.float32), np.array(drift.rounds, np.int32))
+        )
+    num_phases = max((len(phases.counts) for phases in inputs), default=1)
     return [
-        partition.label_counts(dataset.train_labels, dataset.num_classes).astype(np.float32)
-        for partition, dataset in datasets
+        phases._replace(counts=np.repeat(phases.counts, num_phases, axis=0))
+        if len(phases.counts) < num_phases
+        else phases
+        for phases in inputs
     ]
 
 
 CLASS_COUNTS = RoundInput(_INPUT_NAME, _make_class_counts)
-"""Input of `Algorithm.round_inputs`: class counts of all clients, float32 `[K, C]`."""
+"""Input of `Algorithm.round_inputs`: class counts of all clients, which `select_class_counts`
+reads."""
+
+
+def select_class_counts(cohort: Cohort) -> jax.Array:
+    """Return the class counts of the clients' active examples in a round.
+
+    Args:
+      cohort: the round's cohort, of a method with `round_inputs=(CLASS_COUNTS,)`.
+
+    Returns:
+      Counts of all clients, float32 `[K, C]`.
+    """
+    counts, rounds = _PhaseCounts(*cohort.inputs[_INPUT_NAME])
+    num_phases = len(counts)
+    if num_phases == 1:
+        return counts[0]
+    # As `skews.assignment.Drift.get_phase`.
+    return counts[jnp.minimum(cohort.schedule.round * num_phases // rounds, num_phases - 1)]
 
 
 def make_class_counts_message(server: ServerMessage, cohort: Cohort) -> ServerMessage:
@@ -43,7 +84,7 @@ def make_class_counts_message(server: ServerMessage, cohort: Cohort) -> ServerMe
     Returns:
       The message, whose `extra` are the counts, `[K, C]`.
     """
-    return ServerMessage(server.variables, extra=cohort.inputs[_INPUT_NAME])
+    return ServerMessage(server.variables, extra=select_class_counts(cohort))
 
 
 def get_class_counts(context: ClientContext) -> jax.Array:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 
 from fedjax_het.algorithms.base import Algorithm
-from fedjax_het.algorithms.class_counts import CLASS_COUNTS
+from fedjax_het.algorithms.class_counts import CLASS_COUNTS, select_class_counts
 from fedjax_het.algorithms.data_free_distillation import (
     DataFreeDistillation,
     DataFreeOptions,
@@ -110,7 +110,7 @@ def fedftg(
     def run_server_step(hp, generator_variables, context: ServerStepContext):
         models, cohort = context.client_models, context.cohort
         assert models is not None, "the base does not return its clients' models"
-        schedule, all_counts = cohort.schedule, cohort.inputs[CLASS_COUNTS.name]
+        schedule, all_counts = cohort.schedule, select_class_counts(cohort)
         counts = all_counts.at[schedule.participants].get(mode="fill", fill_value=0)
         counts = jnp.where(models.is_present[:, None], counts, 0)
         decay = hp["distill_lr_decay"] ** context.round_index

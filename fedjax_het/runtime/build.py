@@ -131,6 +131,7 @@ class PreparedRun(DataAssignment):
             spec.partition_seed,
             samples_per_round,
             np.concatenate([part.indices for part in withheld]) if withheld else None,
+            self.drift,
         )
 
     def summarize_partition(self) -> PartitionSummary:

@@ -1,10 +1,14 @@
 """Drifts: which examples and clients are active in which phase and round."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from fedjax_het import ConfigError, RunSpec, simulate
+from fedjax_het import ConfigError, RunSpec, dataset_from_arrays, simulate
+from fedjax_het.algorithms.class_counts import CLASS_COUNTS, select_class_counts
 from fedjax_het.data import partition_from_clients
+from fedjax_het.methods import Cohort, FederationData
 from fedjax_het.skews import ClassArrival, ClientChurn, LabelDrift
 from fedjax_het.skews.assignment import select_active
 from fedjax_het.skews.drift import NUM_PHASES
@@ -53,6 +57,22 @@ def test_clients_join_and_leave(share):
     assert (changes == 0).sum() == NUM_CLIENTS - round(share * NUM_CLIENTS)
     always = present.all(0)
     assert (present[0] | present[-1])[~always].all()
+
+
+def test_class_counts_follow_the_drift():
+    images = np.zeros((len(LABELS), 2, 2, 1), np.uint8)
+    dataset = dataset_from_arrays(images, LABELS, images[:5], np.arange(5))
+    drifts = [select(LabelDrift(rounds=20)), None]  # two runs of a sweep
+    inputs = CLASS_COUNTS.make_inputs(
+        [FederationData(dataset, PARTITION, None, 1, seed=0, drift=drift) for drift in drifts]
+    )
+    for drift, own in zip(drifts, inputs, strict=True):
+        for r in (0, 1, 2, 19, 20, 500):
+            active = PARTITION if drift is None else drift.partitions[drift.get_phase(r)]
+            cohort = Cohort(SimpleNamespace(round=r), None, inputs={CLASS_COUNTS.name: own})
+            np.testing.assert_array_equal(
+                select_class_counts(cohort), active.label_counts(LABELS, NUM_CLASSES)
+            )
 
 
 def test_phases_of_rounds():
