@@ -1,23 +1,27 @@
 """Six artificial domains of the embedded digits, for the quick presets of Table 2, Figures 4 and 9.
 
-Each image belongs to one domain, which is drawn once and for all and determines how the image is
-changed:
-
-plain      as it is
-inverted   white and black exchanged
-rotated    by a quarter turn, anticlockwise
-blurred    by the mean over 3 x 3 pixels, zeros outside
-noisy      with Gaussian noise of deviation 64 of 255, clipped
-coarse     every second pixel of every second row, repeated to 2 x 2
+Each image belongs to one domain, which is drawn once and for all. The images of a domain have the
+feature skew `DOMAIN_SKEWS[domain]` with its full strength and are stored as uint8 images.
 """
 
 from typing import Any
 
+import jax
 import numpy as np
 
 from fedjax_het.data import Dataset, dataset_from_arrays, load_dataset
+from fedjax_het.skews import Blur, FeatureSkew, Inversion, Noise, Resolution, Rotation
 
-DOMAINS = ("plain", "inverted", "rotated", "blurred", "noisy", "coarse")
+DOMAIN_SKEWS: dict[str, FeatureSkew | None] = {
+    "plain": None,
+    "inverted": Inversion(levels="equal"),
+    "rotated": Rotation(degrees=90.0, levels="equal"),
+    "blurred": Blur(sigma=1.0, levels="equal"),
+    "noisy": Noise(std=0.25, levels="equal"),
+    "coarse": Resolution(factor=2.0, levels="equal"),
+}
+"""Skew of the images of each domain; None: the images as they are."""
+DOMAINS = tuple(DOMAIN_SKEWS)
 _SEED = 0  # another value would be another benchmark
 _NOTE = (
     "the embedded digits in six artificial domains (plain, inverted, rotated by 90 degrees, blurred, "
@@ -33,17 +37,18 @@ def make_digit_domains() -> Dataset:
     digits = load_dataset("digits")
     rng = np.random.default_rng(_SEED)
     arrays: dict[str, Any] = {}
-    for part in ("train", "test"):
-        images = getattr(digits, f"{part}_images")
-        labels = getattr(digits, f"{part}_labels")
+    for split, key in zip(("train", "test"), jax.random.split(jax.random.key(_SEED)), strict=True):
+        images = np.array(getattr(digits, f"{split}_images"))
+        labels = getattr(digits, f"{split}_labels")
         # Sorted by class, then dealt in turn: every domain gets as much of each class.
         order = np.argsort(labels + rng.random(len(labels)))
         domains = np.empty(len(labels), np.int32)
         domains[order] = np.arange(len(labels)) % len(DOMAINS)
-        pairs = zip(images, domains, strict=True)
-        changed = [apply_domain(image, DOMAINS[domain], rng) for image, domain in pairs]
-        arrays[f"{part}_images"] = np.stack(changed)
-        arrays[f"{part}_labels"], arrays[f"{part}_domains"] = labels, domains
+        for i, skew in enumerate(DOMAIN_SKEWS.values()):
+            if skew is not None:
+                images[domains == i] = apply_skew(skew, images[domains == i], key)
+        arrays[f"{split}_images"] = images
+        arrays[f"{split}_labels"], arrays[f"{split}_domains"] = labels, domains
     return dataset_from_arrays(
         **arrays,
         name="digits in six domains",
@@ -54,28 +59,20 @@ def make_digit_domains() -> Dataset:
     )
 
 
-def apply_domain(image: np.ndarray, domain: str, rng: np.random.Generator) -> np.ndarray:
-    """Change an image as its domain requires.
+def apply_skew(skew: FeatureSkew, images: np.ndarray, key: jax.Array) -> np.ndarray:
+    """Transform images as a client of level 1 sees them.
 
     Args:
-      image: uint8 `[H, W, 1]`.
-      domain: name of the domain.
-      rng: generator, from which only domain `noisy` draws.
+      skew: the skew, with the levels "equal".
+      images: uint8 `[N, H, W, C]`.
+      key: PRNG key of the images' draws.
 
     Returns:
-      The image, uint8 `[H, W, 1]`.
+      The images, rounded and clipped to uint8 `[N, H, W, C]`.
     """
-    if domain == "inverted":
-        return 255 - image
-    if domain == "rotated":
-        return np.rot90(image).copy()
-    if domain == "blurred":
-        padded = np.pad(image.astype(np.float64), ((1, 1), (1, 1), (0, 0)))
-        windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(0, 1))
-        return np.rint(windows.mean(axis=(-2, -1))).astype(np.uint8)
-    if domain == "noisy":
-        noisy = image + rng.normal(0, 64, image.shape)
-        return np.rint(noisy).clip(0, 255).astype(np.uint8)
-    if domain == "coarse":
-        return image[::2, ::2].repeat(2, axis=0).repeat(2, axis=1)
-    return image
+    num_images, height, width, channels = images.shape
+    rng = np.random.default_rng(_SEED)
+    by_client, shared = skew.make_parameters(rng, 1, (height, width, channels))
+    values, keys = np.float32(images) / 255, jax.random.split(key, num_images)
+    changed = skew.transform(values, by_client[0], shared, keys, *skew.get_static())
+    return np.rint(255 * np.asarray(changed)).clip(0, 255).astype(np.uint8)
