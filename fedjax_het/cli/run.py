@@ -73,6 +73,7 @@ def run_command(command: RunCommand) -> int:
     """
     from fedjax_het.analysis.figures.run_figures import write_run_figures
     from fedjax_het.data import load_dataset
+    from fedjax_het.runtime.data_assignment import UserObjects
     from fedjax_het.runtime.progress import show_progress
     from fedjax_het.runtime.result_display import to_json_value
     from fedjax_het.runtime.result_store import ResultNotWrittenError
@@ -83,7 +84,7 @@ def run_command(command: RunCommand) -> int:
     # Messages of level INFO describe the placement to a user who watches a terminal.
     is_watched = sys.stderr.isatty() or command.json
     console.log_to_stderr(logging.INFO if is_watched else logging.WARNING)
-    spec = build_run_spec(command).resolved()
+    spec = UserObjects(data_dir=command.data_dir).resolve(build_run_spec(command))
     is_conflict, expected = command.restart and command.resume, f"no {display_name('resume')}"
     require(not is_conflict, "restart", command.restart, expected)
     folder = None if command.restart else command.output_dir

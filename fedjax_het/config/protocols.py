@@ -109,6 +109,7 @@ _FEDAF = (
         datasets=("domainnet",), settings={"partition": "by_domain", "num_clients": 6, "rounds": 10}
     ),
 )
+_DIGITS = ("digits", "digits_by_writer")  # images of 8 x 8 pixels
 _STANDARD_HYPERPARAMETERS = {
     "local_lr": _make_sgd_value(0.01),
     "local_weight_decay": _make_sgd_value(1e-5),
@@ -117,11 +118,11 @@ PROTOCOLS: dict[str, tuple[DefaultsRule, ...]] = {
     "standard": (
         _make_rule("standard", _STANDARD_HYPERPARAMETERS),
         DefaultsRule(
-            datasets=tuple(name for name in DATASETS.built_in if name != "digits"),
+            datasets=tuple(name for name in DATASETS.built_in if name not in _DIGITS),
             settings={"model": "cnn"},
         ),
         # Clients of the digits make about 30 steps in a round, in which a mu of 0.01 does nothing.
-        DefaultsRule(datasets=("digits",), hp={"prox_mu": 0.1}),
+        DefaultsRule(datasets=_DIGITS, hp={"prox_mu": 0.1}),
     ),
     "dynafed": (_make_rule("dynafed"),),
     "fedaf": _FEDAF,
@@ -134,7 +135,7 @@ PROTOCOLS: dict[str, tuple[DefaultsRule, ...]] = {
     ),
     "fedamp": (
         _make_rule("fedamp", {"local_lr": 0.05}),
-        DefaultsRule(datasets=("digits",), settings={"model": "mlp", "num_clients": 10}),
+        DefaultsRule(datasets=_DIGITS, settings={"model": "mlp", "num_clients": 10}),
         DefaultsRule(datasets=("emnist_byclass",), settings={"num_clients": 62}),
         DefaultsRule(datasets=("cifar100",), settings={"num_clients": 40}),
     ),
@@ -173,7 +174,7 @@ PROTOCOLS: dict[str, tuple[DefaultsRule, ...]] = {
                 "generator_weight_decay": 0.0,
             },
         ),
-        DefaultsRule(datasets=("digits",), settings={"model": "mlp"}),
+        DefaultsRule(datasets=_DIGITS, settings={"model": "mlp"}),
     ),
 }
 """Rules of each protocol, by name."""

@@ -8,6 +8,7 @@ from fedjax_het.data.client_tests import (
     make_domain_tests,
     make_full_tests,
     make_proportional_tests,
+    make_user_tests,
 )
 from fedjax_het.data.dataset import Dataset, dataset_from_arrays
 from fedjax_het.data.dataset_registry import DATASETS, DatasetSpec, load_dataset, register_dataset
@@ -66,6 +67,7 @@ __all__ = [
     "make_proportional_tests",
     "make_server_data",
     "make_server_pool",
+    "make_user_tests",
     "partition_from_clients",
     "register_dataset",
     "register_partition",

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import numpy as np
 
 from fedjax_het.data.dataset import Dataset
+from fedjax_het.data.natural_partition import split_by_group
 from fedjax_het.data.partition import Partition, partition_from_clients, validate_class_labels
 from fedjax_het.data.partition_schemes import PARTITIONS
 from fedjax_het.data.sampling import (
@@ -39,6 +40,8 @@ def make_client_tests(
     The rule depends on the partition and on `per_client`:
 
     * Clients that are domains are tested on all test images of their domain (`make_domain_tests`).
+    * Clients that are users are tested on all test examples of their user (`make_user_tests`), if
+      the data set has users of test examples and `per_client` is None.
     * With `per_client="all"`, every client is tested on the whole test split (`make_full_tests`).
     * With `per_client="proportional"`, the clients share the whole test split in proportion to
       their training data (`make_proportional_tests`).
@@ -76,6 +79,10 @@ def make_client_tests(
         expected = "None: a client that is a domain is tested on all test images of the domain"
         require(per_client is None, "per_client", per_client, expected)
         return make_domain_tests(partition, dataset.test_domains)
+    scheme = PARTITIONS.get(partition.scheme)
+    has_user_clients = scheme is not None and scheme.clients_are_users
+    if has_user_clients and dataset.test_users is not None and per_client is None:
+        return make_user_tests(partition, dataset.test_users)
     if per_client == "all":
         return make_full_tests(partition, len(dataset.test_labels))
     data = (partition, dataset.train_labels, dataset.test_labels, dataset.num_classes)
@@ -225,6 +232,48 @@ def make_domain_tests(partition: Partition, test_domains: np.ndarray) -> Partiti
         scheme="domain_tests",
         parameters={"of": partition.digest()},
         client_names=partition.client_names,
+    )
+
+
+@validate_arguments
+def make_user_tests(partition: Partition, test_users: np.ndarray) -> Partition:
+    """Test each client on all test examples of its own user, for the partition `natural`.
+
+    Args:
+      partition: the training examples of each of the K clients, whose names are users.
+      test_users: user of each example of the test split, integers or texts `[N_test]`.
+
+    Returns:
+      A `Partition` of K clients with positions in the *test* split. A client without training
+      examples, or whose user has no test example, has no test.
+
+    Raises:
+      ConfigError: if the clients have no names, or if no client has a test.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het import make_partition
+      >>> from fedjax_het.data import make_user_tests
+      >>> labels, users = np.array([0, 1, 0, 1]), np.array(["ann", "bob", "bob", "ann"])
+      >>> partition = make_partition("natural", labels, 2, num_clients=2, seed=0, users=users)
+      >>> make_user_tests(partition, np.array(["bob", "ann", "bob"])).client_indices(1)
+      array([0, 2])
+    """
+    names = partition.client_names
+    require(bool(names), "partition", partition.scheme, "a partition whose clients have names")
+    expected = "integers or texts [N], a user for each test example"
+    users, owners = np.unique(to_array("test_users", test_users, expected), return_inverse=True)
+    positions = dict(zip(map(str, users), split_by_group(owners, len(users)), strict=True))
+    clients = [
+        positions.get(name, np.arange(0)) if size else np.arange(0)
+        for name, size in zip(names, partition.sizes, strict=True)
+    ]
+    require(any(map(len, clients)), "test_users", list(positions)[:5], "users that are clients")
+    return partition_from_clients(
+        clients,
+        scheme="user_tests",
+        parameters={"of": partition.digest()},
+        client_names=names,
     )
 
 

@@ -17,6 +17,7 @@ from fedjax_het.data.validation import (
     validate_domains,
     validate_images,
     validate_labels,
+    validate_users,
     warn_about_empty_classes,
 )
 from fedjax_het.utils.config import Bounds, validate, validate_arguments
@@ -64,6 +65,9 @@ class Dataset:
         None if the user passed none.
       server_labels: labels of `server_images`, int32, or None.
       is_16_bit: whether float images were uint16 images, which were divided by 65535.
+      train_users: user of each training example, int64 or text `[N]`, for the partition `natural`.
+        None for a data set without users.
+      test_users: user of each test example, int64 or text `[N_test]`, or None.
       origin: `(name, normalization)` with which `load_dataset` loaded this object. None for any
         other data set and for a changed copy. A name does not identify a part of a data set, or a
         data set with other constants.
@@ -95,6 +99,8 @@ class Dataset:
     server_images: np.ndarray | None = None
     server_labels: np.ndarray | None = None
     is_16_bit: bool = field(default=False, repr=False)
+    train_users: np.ndarray | None = None
+    test_users: np.ndarray | None = None
     # `dataclasses.replace` copies neither of these two.
     origin: tuple[str, str | None] | None = field(default=None, init=False, repr=False)
     is_validated: bool = field(default=False, init=False, repr=False)
@@ -107,7 +113,7 @@ class Dataset:
     def digest(self) -> str:
         """Return the SHA-256 of the content, in hexadecimal.
 
-        Images, labels, number of classes, mean, standard deviation, domains and the server's
+        Images, labels, number of classes, mean, standard deviation, domains, users and the server's
         examples enter; names and the note do not. The first call takes about 1 s per GB of images;
         later calls return the stored digest.
         """
@@ -122,14 +128,21 @@ class Dataset:
             constants["num_domains"] = len(self.domain_names)
         if self.server_images is not None:
             names += ["server_images", "server_labels"]
+        names += [n for n in ("train_users", "test_users") if getattr(self, n) is not None]
         return digest_arrays({name: getattr(self, name) for name in names}, constants)
 
     def __repr__(self) -> str:
         domains = f", {len(self.domain_names)} domains" if self.domain_names else ""
+        users = "" if self.train_users is None else f", {self.num_users:,} users"
         return (
             f"Dataset({self.name!r}: {len(self.train_labels):,} train and {len(self.test_labels):,}"
-            f" test images {self.input_shape}, {self.num_classes} classes{domains})"
+            f" test images {self.input_shape}, {self.num_classes} classes{domains}{users})"
         )
+
+    @property
+    def num_users(self) -> int:
+        """Number of users that have training examples; 0 for a data set without users."""
+        return 0 if self.train_users is None else len(np.unique(self.train_users))
 
     def _repr_html_(self) -> str:
         rows: list[tuple[str, object]] = [
@@ -141,6 +154,8 @@ class Dataset:
         ]
         if self.domain_names:
             rows.append(("domains", ", ".join(self.domain_names)))
+        if self.train_users is not None:
+            rows.append(("users", f"{self.num_users:,}"))
         return make_html_table([*rows, ("note", self.note)] if self.note else rows)
 
 
@@ -163,6 +178,8 @@ def dataset_from_arrays(
     server_images: ArrayLike | None = None,
     server_labels: ArrayLike | None = None,
     channels: Literal["first", "last"] | None = None,
+    train_users: ArrayLike | None = None,
+    test_users: ArrayLike | None = None,
 ) -> Dataset:
     """Build a `Dataset` from the user's own arrays and check them.
 
@@ -192,6 +209,10 @@ def dataset_from_arrays(
       channels: axis of the channels in all images: "first" for `[N, C, H, W]`, the layout of
         PyTorch, or "last" for `[N, H, W, C]`. Default: "last"; images of 1 to 4 rows and more than
         4 channels are then an error, since they look like `[N, C, H, W]`.
+      train_users: user of each training example, integers or texts `[N]`, such as the writer of a
+        character. The partition `natural` makes each user a client.
+      test_users: user of each test example, integers or texts `[N_test]`. Each client's own test
+        then has the test examples of its user. A user may have no test example.
 
     Returns:
       The data set, with read-only arrays. A warning names classes without training examples.
@@ -240,12 +261,16 @@ def dataset_from_arrays(
     server_examples = validate_server_examples(
         server_images, server_labels, train_images, num_classes, is_16_bit=is_16_bit
     )
+    user_fields = validate_users(
+        {"train_users": train_users, "test_users": test_users}, (train_images, test_images)
+    )
     arrays = (train_images, train_labels, test_images, test_labels)
-    for array in (*arrays, *domain_fields[:2], *server_examples):
+    for array in (*arrays, *domain_fields[:2], *server_examples, *user_fields):
         if array is not None:
             array.setflags(write=False)
     constants = (num_classes, mean, std, class_names, note)
-    fields: list[Any] = [name, *arrays, *constants, *domain_fields, *server_examples, is_16_bit]
+    groups = (*domain_fields, *server_examples, is_16_bit, *user_fields)
+    fields: list[Any] = [name, *arrays, *constants, *groups]
     dataset = Dataset(*fields)
     object.__setattr__(dataset, "is_validated", True)
     return dataset

@@ -14,6 +14,7 @@ from fedjax_het.data.image_folder import read_cinic10
 from fedjax_het.data.normalization import get_normalization_constants
 from fedjax_het.data.sampling import allocate_equal_counts, shuffle_by_class, take_quota
 from fedjax_het.data.tfds import TfdsSource, decode_splits, load_prepared
+from fedjax_het.data.writers import add_writers
 from fedjax_het.utils.config import accept_former_arguments, validate, validate_arguments
 from fedjax_het.utils.errors import ConfigError, display_name, require
 from fedjax_het.utils.registry import (
@@ -223,6 +224,11 @@ DATASETS: Registry[DatasetSpec] = Registry(
             "digits",
             read_digits,
             "scikit-learn's digits: 1,797 gray 8x8 images, 10 classes; needs no download",
+        ),
+        _make_dataset_spec(
+            "digits_by_writer",
+            lambda data_dir, cache_dir: add_writers(*read_digits()),
+            "the digits in the styles of 30 artificial writers, as users; needs no download",
         ),
         _make_tfds_spec("mnist", "MNIST: 60,000 + 10,000 gray 28x28 images, 10 classes"),
         _make_tfds_spec(

@@ -31,6 +31,7 @@ class _ImageFile(NamedTuple):
     label: int
     size: int
     modified_ns: int
+    user: str = ""
 
 
 @validate_arguments
@@ -44,6 +45,7 @@ def load_image_folder(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     cache_dir: str | os.PathLike | None = None,
+    has_user_folders: bool = False,
 ) -> Dataset:
     """Load the images of `path/train/<class>/*` and `path/test/<class>/*`.
 
@@ -66,6 +68,8 @@ def load_image_folder(
       mean: mean of each channel (default: of the training images).
       std: standard deviation of each channel (default: of the training images).
       cache_dir: folder of decoded data sets, see `dataset_cache_folder`.
+      has_user_folders: whether each class has a folder for each user, as in
+        `path/train/<class>/<user>/*`. The partition `natural` makes each user a client.
 
     Returns:
       The data set, with uint8 images.
@@ -95,6 +99,7 @@ def load_image_folder(
         color=color,
         use_valid=use_valid,
         cache_dir=cache_dir,
+        has_user_folders=has_user_folders,
     )
     return dataset_from_arrays(
         **arrays,
@@ -114,6 +119,7 @@ def read_image_folder(
     color: bool = True,
     use_valid: bool = False,
     cache_dir: str | os.PathLike | None = None,
+    has_user_folders: bool = False,
 ) -> tuple[dict[str, Any], dict]:
     """Read an image folder, through the cache.
 
@@ -124,9 +130,11 @@ def read_image_folder(
       color: whether to read three color channels.
       use_valid: whether to add `root/valid` to the training images.
       cache_dir: folder of decoded data sets, see `dataset_cache_folder`.
+      has_user_folders: whether each class has a folder for each user.
 
     Returns:
-      `(arrays, meta)`: uint8 images and int32 labels of both splits by name, and class names.
+      `(arrays, meta)`: uint8 images, int32 labels and users of both splits by name, and class
+      names.
 
     Raises:
       ConfigError: if the folder or an image is invalid; the message names the path.
@@ -139,7 +147,7 @@ def read_image_folder(
     left_out: list[os.DirEntry] = []
     for split, folders in splits.items():
         for folder in folders:
-            folder_files, others = _list_files(root / folder, class_names)
+            folder_files, others = _list_files(root / folder, class_names, has_user_folders)
             files[split] += folder_files
             left_out += others
     _warn_about_left_out(root, left_out)
@@ -149,6 +157,8 @@ def read_image_folder(
         for split, split_files in files.items():
             arrays[f"{split}_images"] = _decode_files(split_files, size, color)
             arrays[f"{split}_labels"] = np.array([file.label for file in split_files], np.int32)
+            if has_user_folders:
+                arrays[f"{split}_users"] = np.array([_to_text(file.user) for file in split_files])
         return arrays, {"class_names": [_to_text(name) for name in class_names]}
 
     listing = [
@@ -156,7 +166,8 @@ def read_image_folder(
         for split, split_files in files.items()
         for file in split_files
     ]
-    cache_inputs = (size, color, "16 bits scaled", "EXIF orientation", listing)
+    cache_inputs: tuple[Any, ...] = (size, color, "16 bits scaled", "EXIF orientation", listing)
+    cache_inputs += ("users",) if has_user_folders else ()
     fingerprint = hashlib.sha256(repr(cache_inputs).encode()).hexdigest()
     return load_or_build_arrays(key, fingerprint, build, cache_dir)
 
@@ -200,7 +211,9 @@ def _list_class_names(folder: Path) -> list[str]:
     return names
 
 
-def _list_files(folder: Path, class_names: list[str]) -> tuple[list[_ImageFile], list[os.DirEntry]]:
+def _list_files(
+    folder: Path, class_names: list[str], has_user_folders: bool
+) -> tuple[list[_ImageFile], list[os.DirEntry]]:
     """Return the images of a folder, and the other files and folders that a user may miss."""
     mismatches = ", ".join(sorted(set(_list_class_names(folder)) ^ set(class_names)))
     if mismatches:
@@ -210,10 +223,15 @@ def _list_files(folder: Path, class_names: list[str]) -> tuple[list[_ImageFile],
     empty_classes = []
     for label, class_name in enumerate(class_names):
         num_files = len(files)
-        for entry in _scan_folder(folder / class_name):
+        entries = [("", entry) for entry in _scan_folder(folder / class_name)]
+        if has_user_folders:
+            users = [entry for _, entry in entries if entry.is_dir()]
+            others += [entry for _, entry in entries if not entry.is_dir()]
+            entries = [(user.name, entry) for user in users for entry in _scan_folder(user.path)]
+        for user, entry in entries:
             if os.path.splitext(entry.name)[1].lower() in _IMAGE_SUFFIXES and entry.is_file():
                 stat = entry.stat()
-                files.append(_ImageFile(entry.path, label, stat.st_size, stat.st_mtime_ns))
+                files.append(_ImageFile(entry.path, label, stat.st_size, stat.st_mtime_ns, user))
             else:
                 others.append(entry)
         if len(files) == num_files:
@@ -231,7 +249,7 @@ def _list_files(folder: Path, class_names: list[str]) -> tuple[list[_ImageFile],
     return files, others
 
 
-def _scan_folder(folder: Path) -> list[os.DirEntry]:
+def _scan_folder(folder: str | Path) -> list[os.DirEntry]:
     """Return the entries of a folder by name, without hidden and system files."""
     entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     return [e for e in entries if e.name[0] != "." and e.name.lower() not in _SYSTEM_FILES]

@@ -29,6 +29,7 @@ from fedjax_het.data.validation import (
     require_below,
     require_positions,
     to_integers,
+    validate_users,
 )
 from fedjax_het.utils.config import PositiveInt, validate, validate_arguments
 from fedjax_het.utils.errors import ConfigError, describe_error, require
@@ -120,7 +121,7 @@ class Partition:
       indices: positions, int64 `[M]`, ordered by client and ascending within a client.
       offsets: int64 `[K + 1]`; client k holds `indices[offsets[k]:offsets[k + 1]]`, which may be
         empty.
-      client_names: name of each client, or (). Clients that are domains have the domains' names.
+      client_names: name of each client, or (). Clients that are domains or users have their names.
 
     Raises:
       ConfigError: if the arrays do not fit together.
@@ -330,6 +331,7 @@ def make_partition(
     domains: np.ndarray | None = None,
     domain_names: Sequence[str] = (),
     class_names: Sequence[str] = (),
+    users: np.ndarray | None = None,
     **parameters,
 ) -> Partition:
     """Divide the training examples among clients by a partition scheme.
@@ -347,6 +349,7 @@ def make_partition(
       domains: domain of each training image, integers `[N]`, for schemes that use domains.
       domain_names: name of each domain, see `Dataset`.
       class_names: name of each class, see `Dataset`.
+      users: user of each training example, integers or texts `[N]`, for the scheme `natural`.
       **parameters: parameters of the scheme's function, e.g. `alpha=0.1` for the Dirichlet schemes
         (see `fedjax_het.data.partition_schemes`). `classes` and `classes_per_client` are synonyms.
 
@@ -379,6 +382,9 @@ def make_partition(
     rng = make_data_rng(seed, DataStream.PARTITION)
     data = dict(rng=rng, labels=labels, num_classes=num_classes, num_clients=num_clients)
     data |= dict(domains=domains, domain_names=domain_names, class_names=class_names)
+    if users is not None:
+        users, _ = validate_users({"users": users, "test_users": None}, (labels, labels))
+    data |= dict(users=users)
     try:
         with np.errstate(under="ignore"):  # proportions may underflow to 0
             clients = call_with_supported(partition_scheme.split, data, **parameters)
@@ -401,6 +407,8 @@ def make_partition(
     client_names: tuple[str, ...] = ()
     if partition_scheme.clients_are_domains:  # a domain without a name is named by its number
         client_names = (*domain_names, *map(str, range(len(domain_names), num_clients)))
+    if partition_scheme.clients_are_users and users is not None:
+        client_names = tuple(str(users[own[0]]) for own in clients)
     partition = partition_from_clients(
         clients, scheme=scheme, seed=seed, parameters=parameters, client_names=client_names
     )

@@ -18,6 +18,7 @@ from fedjax_het.data.grouped_partition import (
     grouped,
     resolve_grouped_parameters,
 )
+from fedjax_het.data.natural_partition import natural
 from fedjax_het.data.sampling import allocate_equal_counts, shuffle_by_class, take_quota
 from fedjax_het.data.unequal_partition import pathological_unequal
 from fedjax_het.data.validation import validate_labels
@@ -40,7 +41,7 @@ _SINKHORN_ITERATIONS = 1000  # as in DynaFed's code
 # Arguments that a scheme's function receives if its signature has them; others are parameters.
 DATA_ARGUMENTS = (
     *("rng", "labels", "num_classes", "num_clients"),
-    *("domains", "domain_names", "class_names"),
+    *("domains", "domain_names", "class_names", "users"),
 )
 # Parameters with two names.
 _SYNONYMS = {"classes": "classes_per_client", "classes_per_client": "classes"}
@@ -54,8 +55,9 @@ class PartitionScheme(NamedTuple):
       split: function `(rng, labels, num_classes, num_clients, *, parameters...) -> clients`, which
         returns an array of positions in the training set for each client. `rng` is a NumPy
         Generator of the seed. Arguments are passed by name. The signature may also contain
-        `domains` `[N]` (None for a data set without domains), `domain_names` and `class_names` of
-        the data set. All other arguments are parameters of the partition.
+        `domains` `[N]`, `domain_names`, `class_names` and `users` `[N]` of the data set; domains
+        and users are None for a data set without them. All other arguments are parameters of the
+        partition.
       description: one line for `fedjax-het list`.
       resolve_parameters: function `(labels, num_classes, num_clients, class_names, **parameters) ->
         parameters`, for a scheme whose defaults depend on the data. It checks the parameters and
@@ -65,6 +67,8 @@ class PartitionScheme(NamedTuple):
         the drawn examples.
       clients_are_domains: whether client k holds only examples of domain k of the data set. It then
         has the domain's name and is tested on the domain's test images.
+      clients_are_users: whether each client holds only examples of one user of the data set. It
+        then has the user's name and is tested on the user's test examples.
 
     Example:
       >>> from fedjax_het.data import PARTITIONS
@@ -78,6 +82,7 @@ class PartitionScheme(NamedTuple):
     resolve_parameters: Callable[..., dict[str, Any]] | None = None
     mixtures: Callable[..., np.ndarray] | None = None
     clients_are_domains: bool = False
+    clients_are_users: bool = False
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -448,6 +453,7 @@ PARTITIONS: Registry[PartitionScheme] = Registry(
             mixtures=compute_grouped_mixtures,
         ),
         _describe(by_domain, clients_are_domains=True),
+        _describe(natural, clients_are_users=True),
     ),
 )
 """Partition schemes by name, including entries that users registered.

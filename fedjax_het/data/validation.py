@@ -340,6 +340,55 @@ def validate_domains(
     return train_domains, test_domains, domain_names
 
 
+def validate_users(
+    users: dict[str, Any], images: Sequence[np.ndarray]
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Check the users of the examples of both splits.
+
+    Args:
+      users: users by argument name, of training and test, in this order; integers or texts `[N]`,
+        or None.
+      images: images of training and test, `[N, H, W, C]`.
+
+    Returns:
+      `(train_users, test_users)`, int64 or text `[N]`, or None.
+
+    Raises:
+      ConfigError: if shape, length or type is invalid, if the splits have other types, or if only
+        the test examples have users.
+    """
+    arrays: list[np.ndarray | None] = []
+    for (argument, values), split_images in zip(users.items(), images, strict=True):
+        array = None if values is None else _to_user_ids(argument, values)
+        if array is not None:
+            expected = f"{len(split_images)}, one user for each image"
+            require(len(array) == len(split_images), f"len({argument})", len(array), expected)
+        arrays.append(array)
+    train_users, test_users = arrays
+    if test_users is not None:
+        train_argument, test_argument = users
+        if train_users is None:
+            raise make_value_error(train_argument, None, f"users, as {test_argument} is set")
+        is_valid = train_users.dtype.kind == test_users.dtype.kind
+        expected = f"{'texts' if train_users.dtype.kind == 'U' else 'integers'} as {train_argument}"
+        require(is_valid, f"dtype of {test_argument}", str(test_users.dtype), expected)
+    return train_users, test_users
+
+
+def _to_user_ids(argument: str, values: Any) -> np.ndarray:
+    """Convert the users of examples to int64 or text `[N]`."""
+    expected = "integers or texts [N], a user for each image"
+    try:
+        array = np.asarray(values)
+        texts = array.tolist() if array.dtype.kind in "OUT" and array.ndim == 1 else [None]
+    except Exception:  # `to_array` reports the reason
+        texts = [None]
+    if texts and all(isinstance(text, str) for text in texts):
+        require("" not in texts, argument, "", "a text of at least one letter for each image")
+        return np.array(texts)  # of the smallest width, which the digest contains
+    return to_integers(argument, to_array(argument, values, expected), expected).astype(np.int64)
+
+
 def _find_mismatched_shapes(values: Any) -> list[tuple[int, ...]]:
     """Return the first two different shapes among the items, or [] if there are fewer than two."""
     if not isinstance(values, list | tuple | np.ndarray):

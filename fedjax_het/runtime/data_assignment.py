@@ -20,6 +20,7 @@ from fedjax_het.core.lr_schedules import is_round_schedule_hyperparameter
 from fedjax_het.core.optimizers import check_transformation, make_user_transformation
 from fedjax_het.data import (
     DATASETS,
+    PARTITIONS,
     SERVER_SOURCES,
     Dataset,
     Partition,
@@ -77,10 +78,20 @@ class UserObjects:
     def resolve(self, spec: RunSpec) -> ResolvedRunSpec:
         """Return the resolved settings of a run with these objects.
 
+        The default of `num_clients` is the number of users for the partition `natural`.
+
         Raises:
           ConfigError: if a setting cannot be used. Also if it names a network or an optimizer
             although an object is passed, or if it is "user" although no object is passed.
         """
+        resolved_spec = self._resolve_objects(spec)
+        if spec.num_clients is None and PARTITIONS[resolved_spec.partition].clients_are_users:
+            num_clients = self._count_users(resolved_spec)
+            return self._resolve_objects(dataclasses.replace(spec, num_clients=num_clients))
+        return resolved_spec
+
+    def _resolve_objects(self, spec: RunSpec) -> ResolvedRunSpec:
+        """Return the resolved settings of a run with the network and the optimizer."""
         optimizer = self.optimizer
         for setting, name, value in (
             ("model", "network", self.network),
@@ -104,6 +115,20 @@ class UserObjects:
         check_transformation(USER_PROVIDED, transformation, resolved_spec.hyperparameters)
         return resolved_spec
 
+    def _count_users(self, spec: ResolvedRunSpec) -> int:
+        """Return the number of users that can be clients, apart from those held out; at least 1.
+
+        Users whose examples are all the server's do not count.
+        """
+        dataset = self.load_dataset(spec, caller="simulate")
+        if dataset.train_users is None:
+            return 1  # `natural` reports it
+        withheld = draw_withheld_examples(
+            spec.server_data, dataset, spec.partition_seed, spec.server_options
+        )
+        num_users = len(np.unique(np.delete(dataset.train_users, withheld)))
+        return max(num_users - (spec.held_out_clients or 0), 1)
+
     def resolve_all(self, specs: Iterable[RunSpec]) -> tuple[list[ResolvedRunSpec], "UserObjects"]:
         """Return the resolved runs of a sweep, and these objects with the data set checked.
 
@@ -115,13 +140,14 @@ class UserObjects:
           ConfigError: if a setting cannot be used, or if `dataset` is no data set.
         """
         specs = list(specs)
-        resolved_specs = [self.resolve(spec) for spec in specs]
-        warn_unequal_settings(specs, resolved_specs)
-        return resolved_specs, dataclasses.replace(
+        user_objects = dataclasses.replace(
             self,
             dataset=None if self.dataset is None else validate_dataset(self.dataset),
-            dataset_is_for_all=all(spec.dataset != USER_PROVIDED for spec in resolved_specs),
+            dataset_is_for_all=all(spec.dataset != USER_PROVIDED for spec in specs),
         )
+        resolved_specs = [user_objects.resolve(spec) for spec in specs]
+        warn_unequal_settings(specs, resolved_specs)
+        return resolved_specs, user_objects
 
     def get_dataset(self, spec: RunSpec) -> Dataset | None:
         """Return the user's data set if this run has it, else None."""
@@ -498,6 +524,7 @@ def build_partition(spec: ResolvedRunSpec, dataset: Dataset) -> Partition:
             domains=None if domains is None else domains[client_indices],
             domain_names=dataset.domain_names,
             class_names=dataset.class_names,
+            users=None if dataset.train_users is None else dataset.train_users[client_indices],
             **spec.partition_arguments,
         )
     if len(server_indices):

@@ -32,6 +32,7 @@ log = logging.getLogger("fedjax_het")
 Curves = dict[str, np.ndarray]
 TARGET, PLATEAU, CALLBACK = "target", "plateau", "callback"  # causes of an early stop
 VALIDATION_MEAN = "mean_client_validation_accuracy"
+_MAX_NAMED_CURVES = 100  # thousands of users would be thousands of columns in every table
 
 
 @dataclass
@@ -105,7 +106,7 @@ def build_curves(
         client_accuracy = metrics.client_accuracy
         curves["client_accuracy"] = client_accuracy
         curves["mean_client_accuracy"] = _average_clients(client_accuracy, run.client_tests)
-        names = run.partition.client_names
+        names = list_curve_names(run.partition)
         curves |= {f"client_accuracy_{n}": client_accuracy[:, k] for k, n in enumerate(names)}
         for metric in requested_metrics:
             if metric.from_client_accuracy is not None:
@@ -118,6 +119,12 @@ def build_curves(
         client_accuracy = metrics.validation["client_validation_accuracy"]
         curves[VALIDATION_MEAN] = _average_clients(client_accuracy, run.validation)
     return curves | metrics.records | metrics.metrics
+
+
+def list_curve_names(partition: Partition) -> tuple[str, ...]:
+    """Return the names of the clients that have a curve each; none for more than 100 clients."""
+    has_curves = partition.num_clients <= _MAX_NAMED_CURVES
+    return partition.client_names if has_curves else ()
 
 
 def _average_clients(client_accuracy: AnyArray, examples: Partition | None) -> np.ndarray:

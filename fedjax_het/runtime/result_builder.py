@@ -19,6 +19,7 @@ from fedjax_het.runtime.history import (
     VALIDATION_MEAN,
     Curves,
     build_traffic_curves,
+    list_curve_names,
     list_metric_names,
 )
 from fedjax_het.runtime.identity import collect_function_digests, compute_class_names_digest
@@ -112,7 +113,7 @@ def _build_result(group_state: GroupState, i: int, state: Any) -> Result:
         **summarize_metrics(
             curves,
             run.dataset.domain_names,
-            run.partition.client_names,
+            list_curve_names(run.partition),
             has_diverged=has_diverged,
             last_round=last_round,
         ),

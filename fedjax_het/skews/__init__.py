@@ -23,6 +23,7 @@ PARTITION_SKEWS = {
     "label": "dirichlet",
     "label_quantity": "classes_per_client",
     "domain": "by_domain",
+    "natural": "natural",
 }
 """Partitions that the setting `skew` also accepts, by the name of the skew."""
 _KINDS: tuple[type[Skew], ...] = (

@@ -43,11 +43,33 @@ class SizeSkew(AmountSkew):
     examples of a class are divided in these proportions. Class proportions within a client change
     only as far as the other clients' sizes require it. On an `iid` partition client k has the share
     f_k / sum_j f_j of the examples.
+
+    Clients that are users or domains keep their own examples: client k keeps the share
+    f_k / max_j f_j of them, and no client holds the other examples.
     """
 
     def draw_factors(self, rng: np.random.Generator, num_clients: int) -> np.ndarray:
         """Return the factor of each client, float64 `[K]`."""
         raise NotImplementedError
+
+    def select_own_examples(
+        self, rng: np.random.Generator, clients: list[np.ndarray]
+    ) -> list[np.ndarray]:
+        """Return a random share of each client's own examples, at least one if there are any.
+
+        Args:
+          rng: NumPy Generator of the skew.
+          clients: positions of the examples of each of the K clients, users or domains.
+
+        Returns:
+          K arrays of positions.
+        """
+        factors = self.draw_factors(rng, len(clients))
+        counts = [
+            max(round(share * len(own)), 1)
+            for share, own in zip(factors / factors.max(), clients, strict=True)
+        ]
+        return [rng.permutation(own)[:n] for own, n in zip(clients, counts, strict=True)]
 
     def select_examples(self, rng, clients, labels, num_classes):
         """Divide the examples of each class again."""

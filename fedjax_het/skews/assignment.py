@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_het.data import Dataset, Partition, partition_from_clients
-from fedjax_het.skews.amounts import AmountSkew
+from fedjax_het.data import PARTITIONS, Dataset, Partition, partition_from_clients
+from fedjax_het.skews.amounts import AmountSkew, SizeSkew
 from fedjax_het.skews.base import FeatureSkew, Skew
 from fedjax_het.skews.drift import NUM_PHASES, DriftSkew
 from fedjax_het.skews.labels import LabelSkew
@@ -72,8 +72,14 @@ def select_examples(
     if not chosen:
         return partition
     clients = [partition.client_indices(k) for k in range(partition.num_clients)]
+    scheme = PARTITIONS.get(partition.scheme)
+    has_own_examples = scheme and (scheme.clients_are_users or scheme.clients_are_domains)
     for skew in chosen:
-        clients = skew.select_examples(_make_rng(skew, seed), clients, labels, num_classes)
+        rng = _make_rng(skew, seed)
+        if has_own_examples and isinstance(skew, SizeSkew):
+            clients = skew.select_own_examples(rng, clients)
+        else:
+            clients = skew.select_examples(rng, clients, labels, num_classes)
     selected = partition_from_clients(clients)
     return dataclasses.replace(partition, indices=selected.indices, offsets=selected.offsets)
 

@@ -224,5 +224,6 @@ class PixelPermutation(FeatureSkew):
     @staticmethod
     def transform(images, parameters, shared, keys):
         """Gather the pixels."""
-        pixels = images.reshape(len(images), -1, images.shape[-1])
+        batch_size, height, width, channels = images.shape
+        pixels = images.reshape(batch_size, height * width, channels)
         return pixels[:, shared[parameters]].reshape(images.shape)

@@ -219,6 +219,12 @@ def make_good_calls(folder) -> dict[str, dict]:
         "make_client_tests": {"partition": SPLIT, "dataset": DATA, "seed": 0},
         "draw_local_tests": {**tests, "num_classes": 3, "seed": 0},
         "make_domain_tests": {"partition": SPLIT, "test_domains": np.arange(60) % 4},
+        "make_user_tests": {
+            "partition": data.make_partition(
+                "natural", LABELS, 3, num_clients=4, seed=0, users=np.arange(len(LABELS)) % 4
+            ),
+            "test_users": np.arange(60) % 4,
+        },
         "make_full_tests": {"partition": SPLIT, "num_examples": 60},
         "make_proportional_tests": {**tests, "num_classes": 3, "seed": 0},
         "compute_client_mixtures": {"partition": SPLIT, **labels},

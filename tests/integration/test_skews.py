@@ -133,6 +133,17 @@ def test_resume_is_bit_equal(tmp_path):
     assert_results_equal(simulate(spec, output_dir=tmp_path, resume=True), whole)
 
 
+def test_all_kinds_combine():
+    images = [np.repeat(DIGITS.train_images, 3, axis=-1), np.repeat(DIGITS.test_images, 3, axis=-1)]
+    dataset = dataset_from_arrays(
+        images[0], DIGITS.train_labels, images[1], DIGITS.test_labels, mean=[0.3] * 3, std=[0.4] * 3
+    )
+    spec = RunSpec(**{**SETTINGS, "rounds": 1}, skew=list(SKEWS), client_tests=True)
+    result = simulate(spec, dataset=dataset)
+    assert {key.partition(".")[0] for key in result.spec.skew} == {*SKEWS}
+    assert np.isfinite(result.metrics["train_loss"]).all()
+
+
 @pytest.mark.parametrize("algorithm", ["feddm", "fedaf"])
 def test_condensing_clients_see_their_skew(algorithm):
     options = {"ipc": 1, "steps": 2, "server_epochs": 1}

@@ -4,7 +4,7 @@ import logging
 
 import numpy as np
 import pytest
-from support.partitions import required_parameters, shuffled_labels
+from support.partitions import group_arguments, required_parameters, shuffled_labels
 
 from fedjax_het.data import (
     DATASETS,
@@ -27,6 +27,7 @@ TRAIN, TEST = shuffled_labels([500] * 10), shuffled_labels([400] * 10, seed=1)
 
 def split(scheme, num_clients=20, labels=TRAIN, num_classes=10, **settings):
     settings = required_parameters(scheme, alpha=0.5, classes_per_client=3) | settings
+    settings = group_arguments(scheme, len(labels), num_clients) | settings
     return make_partition(scheme, labels, num_classes, num_clients=num_clients, seed=0, **settings)
 
 

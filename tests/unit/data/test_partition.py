@@ -10,7 +10,7 @@ import warnings
 import numpy as np
 import pytest
 from scipy import stats
-from support.partitions import required_parameters, shuffled_labels
+from support.partitions import group_arguments, required_parameters, shuffled_labels
 
 from fedjax_het import register_partition
 from fedjax_het.analysis import plot_partition
@@ -30,13 +30,11 @@ LABELS = shuffled_labels([500] * 10)
 SCHEMES = {name: required_parameters(name, alpha=0.1, classes_per_client=2) for name in PARTITIONS}
 SCHEMES["dirichlet_capped"]["alpha"] = 0.5
 # Examples that nobody holds.
-LEAVE_SOME = ("classes_per_client", "pathological", "pathological_unequal", "grouped")
+LEAVE_SOME = ("classes_per_client", "pathological", "pathological_unequal", "grouped", "natural")
 
 
 def make(scheme, labels=LABELS, num_classes=10, num_clients=20, seed=0, **parameters):
-    parameters = SCHEMES[scheme] | parameters
-    if PARTITIONS[scheme].clients_are_domains:
-        parameters = {"domains": np.arange(len(labels)) * 3 % num_clients} | parameters
+    parameters = SCHEMES[scheme] | group_arguments(scheme, len(labels), num_clients) | parameters
     return make_partition(
         scheme, labels, num_classes, num_clients=num_clients, seed=seed, **parameters
     )

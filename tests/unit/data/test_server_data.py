@@ -179,8 +179,9 @@ def test_server_examples_of_all_partitions(scheme, source):
         "first_withheld", draw=lambda withheld, *, size=40: withheld, withheld=lambda size: size
     )
     domains = {"train_domains": np.arange(2000) % 8, "test_domains": np.arange(10) % 8}
+    groups = {"by_domain": domains, "natural": {"train_users": np.arange(2000) % 10}}
     server = {"server_images": np.zeros((5, 28, 28, 1), np.uint8), "server_labels": range(5)}
-    dataset = make_dataset(LABELS, **server, **(domains if scheme == "by_domain" else {}))
+    dataset = make_dataset(LABELS, **server, **groups.get(scheme, {}))
     settings = {"held_out_clients": None if scheme == "by_domain" else 2, "num_clients": 8}
     if source == "clients":
         options = {"clients": 4, "per_client": 10}
