@@ -7,6 +7,7 @@ feature skew `DOMAIN_SKEWS[domain]` with its full strength and are stored as uin
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.data import Dataset, dataset_from_arrays, load_dataset
@@ -73,6 +74,6 @@ def apply_skew(skew: FeatureSkew, images: np.ndarray, key: jax.Array) -> np.ndar
     num_images, height, width, channels = images.shape
     rng = np.random.default_rng(_SEED)
     by_client, shared = skew.make_parameters(rng, 1, (height, width, channels))
-    values, keys = np.float32(images) / 255, jax.random.split(key, num_images)
+    values, keys = jnp.asarray(images, jnp.float32) / 255, jax.random.split(key, num_images)
     changed = skew.transform(values, by_client[0], shared, keys, *skew.get_static())
     return np.rint(255 * np.asarray(changed)).clip(0, 255).astype(np.uint8)
