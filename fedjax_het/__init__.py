@@ -41,10 +41,12 @@ if TYPE_CHECKING:
     from fedjax_het.runtime.results import Result as Result
     from fedjax_het.runtime.session import federation as federation
     from fedjax_het.runtime.session import simulate as simulate
+    from fedjax_het.runtime.split_measures import measure_split as measure_split
     from fedjax_het.runtime.sweep import sweep as sweep
     from fedjax_het.runtime.trackers import register_tracker as register_tracker
     from fedjax_het.runtime.trained_model import evaluate as evaluate
     from fedjax_het.runtime.trained_model import load_model as load_model
+    from fedjax_het.skews import register_skew as register_skew
     from fedjax_het.utils.errors import ConfigError as ConfigError
 
 # Imported when first used, so that `import fedjax_het` stays fast.
@@ -66,9 +68,11 @@ _NAMES_BY_MODULE = {
     "runtime.result_store": ("load_curves", "load_results"),
     "runtime.results": ("Result",),
     "runtime.session": ("federation", "simulate"),
+    "runtime.split_measures": ("measure_split",),
     "runtime.sweep": ("sweep",),
     "runtime.trackers": ("register_tracker",),
     "runtime.trained_model": ("evaluate", "load_model"),
+    "skews": ("register_skew",),
     "utils.errors": ("ConfigError",),
 }
 _MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}

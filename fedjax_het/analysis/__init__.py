@@ -29,6 +29,7 @@ from fedjax_het.analysis.figures.metric_vs_setting import (
     plot_metric_vs_alpha,
     plot_metric_vs_setting,
 )
+from fedjax_het.analysis.figures.split_figures import plot_client_measures, plot_metric_vs_measure
 from fedjax_het.analysis.figures.style import assign_method_colors
 from fedjax_het.analysis.figures.synthetic_images import plot_condensed, plot_server_examples
 from fedjax_het.analysis.overview import (
@@ -57,12 +58,14 @@ __all__ = [
     "make_pivot_table",
     "parse_row",
     "plot_client_accuracies",
+    "plot_client_measures",
     "plot_collaboration",
     "plot_condensed",
     "plot_gradient_gaps",
     "plot_heat_map",
     "plot_learning_curves",
     "plot_metric_vs_alpha",
+    "plot_metric_vs_measure",
     "plot_metric_vs_setting",
     "plot_partition",
     "plot_server_examples",

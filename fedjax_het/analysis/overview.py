@@ -11,6 +11,8 @@ import numbers
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from fedjax_het.algorithms import METHODS
 from fedjax_het.analysis.render import (
     TableSection,
@@ -549,16 +551,17 @@ def get_metric_label(metric: str) -> str:
     return to_one_line(get_metric_info(metric).axis_label or metric)
 
 
-def require_result_metric(results: "pd.DataFrame", metric: str) -> None:
+def require_result_metric(results: "pd.DataFrame", metric: str, argument: str = "metric") -> None:
     """Raise ConfigError unless the metric is a numeric column that is no setting.
 
     Args:
       results: as `load_results` returns it.
       metric: name of the column.
+      argument: argument that has the name, for messages.
     """
     settings = list_setting_columns(results)
     names = [n for n in results.columns if n not in settings and is_numeric(results[n])]
-    require_name("metric", metric, names)
+    require_name(argument, metric, names)
 
 
 def get_metric_values(results: "pd.DataFrame", metric: str) -> "pd.Series":
@@ -583,7 +586,12 @@ def get_metric_values(results: "pd.DataFrame", metric: str) -> "pd.Series":
 
 @validate_arguments
 def summarize_runs(
-    results: "pd.DataFrame", *, by: Sequence[str] | None = None, metric: str = "final_accuracy"
+    results: "pd.DataFrame",
+    *,
+    by: Sequence[str] | None = None,
+    metric: str = "final_accuracy",
+    columns: Sequence[str] = (),
+    sort: str | None = None,
 ) -> "pd.DataFrame":
     """Average a metric over the runs that share settings, one row per combination.
 
@@ -592,9 +600,12 @@ def summarize_runs(
       by: settings that distinguish rows; default: `find_varying_settings`. Runs that differ in
         other settings are averaged together.
       metric: a numeric column of `results`.
+      columns: further numeric columns, averaged over all runs of a row, for example
+        "split.label_hellinger".
+      sort: numeric column whose mean sorts the rows, the smallest value first; default: `by`.
 
     Returns:
-      A frame sorted by `by`; missing values are NaN, fractions in percent:
+      A frame sorted by `sort` or by `by`; missing values are NaN, fractions in percent:
 
       * the settings of `by`;
       * `mean` and `std` of the metric (n − 1; NaN for one run);
@@ -605,7 +616,8 @@ def summarize_runs(
         callback or the caller ended `partial` runs early. `undefined` runs have no value of the
         metric, for example no `rounds_to_half` below an accuracy of 50 %;
       * `wall_seconds`, `client_samples_per_second` and `seconds_without_compilation` of a run,
-        diverged or not.
+        diverged or not;
+      * the means of `columns`.
 
     Raises:
       ConfigError: if the runs do not have a setting or the metric, or if there is no run.
@@ -622,18 +634,30 @@ def summarize_runs(
     import pandas as pd
 
     results = select_newest(results)
-    rows = _summarize_groups(results, resolve_group_settings(results, by), metric)
+    by = resolve_group_settings(results, by)
+    rows = _summarize_groups(results, by, metric, columns, sort)
     return pd.DataFrame([{**settings, **summary} for settings, summary in rows])
 
 
 def _summarize_groups(
-    results: "pd.DataFrame", by: Sequence[str], metric: str
+    results: "pd.DataFrame",
+    by: Sequence[str],
+    metric: str,
+    columns: Sequence[str] = (),
+    sort: str | None = None,
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Return the settings of each group of runs, and its columns of `summarize_runs`."""
     require_result_metric(results, metric)
+    for column in columns:
+        require_result_metric(results, column, "columns")
+    groups = group_runs(results, by)
+    if sort is not None:
+        require_result_metric(results, sort, "sort")
+        means = [get_metric_values(runs, sort).mean() for _, runs in groups]
+        groups = [groups[i] for i in np.argsort(means, kind="stable")]  # NaN comes last
     companion_metric, *_ = get_companion_metric(metric)
     rows = []
-    for settings, runs in group_runs(results, by):
+    for settings, runs in groups:
         has_diverged = is_diverged(runs)
         values = get_metric_values(runs[~has_diverged], metric)
         summary = {
@@ -649,6 +673,7 @@ def _summarize_groups(
             summary[name] = get_metric_values(runs, name).mean()
         run_seconds = get_metric_values(runs, "wall_seconds") - _get_compile_seconds(runs)
         summary["seconds_without_compilation"] = run_seconds.mean()
+        summary |= {column: get_metric_values(runs, column).mean() for column in columns}
         rows.append((settings, summary))
     return rows
 
@@ -677,6 +702,8 @@ def make_overview_table(
     *,
     by: Sequence[str] | None = None,
     metric: str = "final_accuracy",
+    columns: Sequence[str] = (),
+    sort: str | None = None,
     title: str = "Overview",
 ) -> TextTable:
     """Format `summarize_runs` as a table of texts, with the common settings of all runs as notes.
@@ -685,6 +712,8 @@ def make_overview_table(
       results: as `load_results` returns it.
       by: settings that distinguish rows; default: `find_varying_settings`.
       metric: a numeric column of `results`.
+      columns: further numeric columns, see `summarize_runs`.
+      sort: numeric column that sorts the rows, the smallest value first; default: `by`.
       title: title of the table.
 
     Returns:
@@ -705,8 +734,9 @@ def make_overview_table(
     """
     results = select_newest(results)
     by = resolve_group_settings(results, by)
-    groups = _summarize_groups(results, by, metric)
+    groups = _summarize_groups(results, by, metric, columns, sort)
     format_spec = _choose_format(groups, metric)
+    formats = {column: choose_number_format(row[column] for _, row in groups) for column in columns}
     seconds_format = choose_number_format(row["seconds_without_compilation"] for _, row in groups)
     value_column = get_metric_label(metric)
     companion_metric, companion_heading, companion_note = get_companion_metric(metric)
@@ -716,6 +746,10 @@ def make_overview_table(
             {
                 value_column: _format_summary(row, format_spec),
                 companion_heading: format_number(row[companion_metric]),
+                **{
+                    get_metric_label(column): format_number(row[column], formats[column])
+                    for column in columns
+                },
                 "Seeds": str(row["seeds"]),
                 "Diverged": str(row["diverged"] or MISSING),
                 "Time (s)": format_number(row["seconds_without_compilation"], seconds_format),

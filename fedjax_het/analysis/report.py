@@ -4,6 +4,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +14,7 @@ from fedjax_het.analysis.figures.metric_vs_setting import (
     plot_heat_map,
     plot_metric_vs_alpha,
 )
+from fedjax_het.analysis.figures.split_figures import plot_metric_vs_measure
 from fedjax_het.analysis.figures.style import FigureFormat, write_figure
 from fedjax_het.analysis.overview import (
     BMTA_METRICS,
@@ -63,16 +65,19 @@ def write_report(
     *,
     by: Sequence[str] | None = None,
     metric: str | None = None,
+    columns: Sequence[str] = (),
+    sort: str | None = None,
     output_dir: str | os.PathLike | None = None,
     formats: Sequence[FigureFormat] = (),
 ) -> ReportFiles:
     """Read a folder of results and write its tables and figures.
 
-    Files: `overview.md`, `overview.tex`, `overview.csv` and `learning_curves.png`; if alpha
-    varies, `accuracy_against_alpha.png` (named after another metric) and a table with a column per
-    alpha; if two numeric settings vary, `heat_map.png`. Files are replaced in one step. A run with
-    damaged files, and a figure that cannot be drawn, are left out with a warning. If the folder
-    cannot be written, the log has a line.
+    Files: `overview.md`, `overview.tex`, `overview.csv` and `learning_curves.png`; if alpha varies,
+    `accuracy_against_alpha.png` (named after another metric) and a table with a column per alpha;
+    if two numeric settings vary, `heat_map.png`; for each name of `columns`, the metric of the runs
+    against this column, for example `accuracy_against_split.size_gini.png`. Files are replaced in
+    one step. A run with damaged files, and a figure that cannot be drawn, are left out with a
+    warning. If the folder cannot be written, the log has a line.
 
     Args:
       directory: folder of results.
@@ -80,6 +85,8 @@ def write_report(
       metric: a numeric column of `load_results`; default: `final_accuracy`, `bmta` if all runs have
         it, or `evaluated_accuracy` if only some methods are personalized. Curves are measured
         values, or running means over 20 rounds if the metric is one of 20 rounds.
+      columns: further numeric columns of the overview, for example "split.label_hellinger".
+      sort: numeric column that sorts the rows of the overview, the smallest value first.
       output_dir: folder of the files; default: `directory`.
       formats: formats of further files of each figure.
 
@@ -117,13 +124,14 @@ def write_report(
     title = _make_title(results, metric)
     has_alphas = "alpha" in by and results["alpha"].nunique() > 1
 
-    tables = [make_overview_table(results, title=title, **grouping)]
+    extra: dict[str, Any] = {"columns": columns, "sort": sort}
+    tables = [make_overview_table(results, title=title, **grouping, **extra)]
     if has_alphas:
         tables.insert(0, make_pivot_table(results, title=title, **grouping))
     contents: dict[str, str | Callable[[], Figure]] = {
         "overview.md": "\n".join(map(to_markdown, tables)),
         "overview.tex": "\n".join(map(to_latex, tables)),
-        "overview.csv": to_csv(summarize_runs(results, **grouping)),
+        "overview.csv": to_csv(summarize_runs(results, **grouping, **extra)),
     }
     curve_metric = "mean_client_accuracy" if metric in BMTA_METRICS else "test_accuracy"
     curve_metric = metric if metric == EVALUATED_ACCURACY else curve_metric
@@ -131,8 +139,12 @@ def write_report(
     contents["learning_curves.png"] = lambda: plot_learning_curves(
         results, curves, by=by, metric=curve_metric, window=window
     )
+    name = "accuracy" if metric == "final_accuracy" else metric
+    for column in columns:
+        contents[f"{name}_against_{column}.png"] = partial(
+            plot_metric_vs_measure, results, measure=column, metric=metric
+        )
     if has_alphas:
-        name = "accuracy" if metric == "final_accuracy" else metric
         contents[f"{name}_against_alpha.png"] = lambda: plot_metric_vs_alpha(results, **grouping)
     if pair := find_numeric_pair(results, by):
         contents["heat_map.png"] = lambda: plot_heat_map(results, x=pair[0], y=pair[1], **grouping)

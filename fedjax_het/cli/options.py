@@ -71,7 +71,17 @@ _GROUPS = {
         *("lanes", "launcher", "spread", "vmapped", "memory", "server_work", "client_state"),
         *("ray_address", "cpus_per_task", "gpus_per_task", "distributed"),
     ),
-    "output": ("output_dir", "quiet", "json", "keep_state", "track", "pictures", "wide"),
+    "output": (
+        "output_dir",
+        "quiet",
+        "json",
+        "keep_state",
+        "track",
+        "pictures",
+        "wide",
+        "columns",
+        "sort",
+    ),
 }
 # Fields that --help lists; --help-all lists the others, too.
 _COMMON = (

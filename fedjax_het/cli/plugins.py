@@ -13,7 +13,7 @@ from fedjax_het.utils.errors import ConfigError, describe_error, require
 
 IMPORT_HELP = (
     "Every command takes --import FILE.py or --import MODULE. The code runs first and may register "
-    "methods, networks, data sets, partitions or sources."
+    "methods, networks, data sets, partitions, skews or sources."
 )
 """Text on the flag in the help of `fedjax-het`."""
 

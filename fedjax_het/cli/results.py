@@ -33,6 +33,10 @@ class ReportCommand:
     """Number of each run that is averaged over seeds, e.g. best_accuracy or bytes_up: a numeric
     column of `load_results` (default: final_accuracy; for personalized methods the accuracy of the
     clients' own models)."""
+    columns: tuple[str, ...] = ()
+    """Further numeric columns of the overview, each with a figure, e.g. split.label_hellinger."""
+    sort: str | None = None
+    """Numeric column that sorts the rows, e.g. split.size_gini (default: the settings)."""
     output_dir: Path | None = None
     """Folder for the tables and figures (default: the folder of the results)."""
     pictures: tuple[FigureFormat, ...] = ()
@@ -54,6 +58,8 @@ def report_command(command: ReportCommand) -> int:
         command.directory,
         by=command.by,
         metric=command.metric,
+        columns=command.columns,
+        sort=command.sort,
         output_dir=command.output_dir,
         formats=command.pictures,
     )

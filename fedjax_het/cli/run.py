@@ -15,6 +15,7 @@ from fedjax_het.analysis.overview import get_method_title
 from fedjax_het.cli.options import CommonOptions
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.config.settings import RunSettings
+from fedjax_het.metrics.registry import parse_metrics
 from fedjax_het.utils import console
 from fedjax_het.utils.errors import ConfigError, display_name, require
 
@@ -155,6 +156,7 @@ def _describe(result: "Result", output_dir: Path | None) -> Iterator[str]:
     """Yield the summary of a run for people, about five lines."""
     from fedjax_het.runtime.progress import format_duration
     from fedjax_het.runtime.result_display import format_outcome, name_data
+    from fedjax_het.runtime.split_measures import describe_measures
 
     summary, spec, names = result.summary, result.spec, name_data(result.spec, result.summary)
     alpha = "" if spec.alpha is None else f" (alpha {spec.alpha:g})"
@@ -163,6 +165,10 @@ def _describe(result: "Result", output_dir: Path | None) -> Iterator[str]:
     method = get_method_title(spec.algorithm)
     yield f"Method:   {method}, protocol {spec.protocol}, network {spec.model}"
     yield f"Data:     {names['dataset']}, {names['partition']}{alpha}, {spec.num_clients} clients"
+    requested = [name for m in parse_metrics(spec.metrics) for name in m.split_measure_names]
+    if requested:
+        measures = describe_measures({name: summary["split"].get(name) for name in requested})
+        yield f"Split:    {', '.join(measures)}"
     yield f"Outcome:  {format_outcome(result)}"
     yield f"Rounds:   {summary['rounds']} of {spec.rounds} in {time}"
     if output_dir is None:

@@ -87,6 +87,10 @@ class SweepCommand(CommonOptions, _ListSettings):
     keep_state: bool = False
     """Keep the final state of every run in the output folder, which is needed to train more rounds
     and to load the models."""
+    columns: tuple[str, ...] = ()
+    """Further numeric columns of the table, each with a figure, e.g. split.label_hellinger."""
+    sort: str | None = None
+    """Numeric column that sorts the rows of the table, e.g. split.size_gini."""
     wide: bool = False
     """Print all columns and notes of the tables on a narrow terminal, too."""
     list: bool = False
@@ -154,7 +158,8 @@ def sweep_command(command: SweepCommand) -> int:
         sweep_result, write_error = error.results, error
     if jax.process_index() == 0 and any(sweep_result.results) and write_error is None:
         with console.suppress_results_if_quiet():
-            report_command(ReportCommand(command.output_dir, wide=command.wide))
+            extra: Any = {"columns": command.columns, "sort": command.sort}
+            report_command(ReportCommand(command.output_dir, wide=command.wide, **extra))
     summary = sweep_result.to_summary(command.output_dir)
     console.print_summary(summary, _describe(summary))
     if write_error is not None:

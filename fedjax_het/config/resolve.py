@@ -49,7 +49,7 @@ from fedjax_het.data import (
 )
 from fedjax_het.metrics.registry import parse_metrics
 from fedjax_het.nn import NETWORKS
-from fedjax_het.skews import PARTITION_SKEWS, SKEW_SETTING, FeatureSkew
+from fedjax_het.skews import PARTITION_SKEWS, SKEW_SETTING, FeatureSkew, Skew
 from fedjax_het.systems import SYSTEM_SETTING, Deadline, PartialWork, validate_combination
 from fedjax_het.systems.traces import TraceModel
 from fedjax_het.utils.config import (
@@ -243,9 +243,9 @@ def _resolve_except_hyperparameters(
     for name, prefix in _SCHEDULE_PREFIXES.items():
         if method.trains_locally and getattr(raw, name) is None and f"{prefix}warmup" in raw.hp:
             missing[name] = "constant"
-    raw, missing = _resolve_skew(raw, missing)
-    is_feature_skew = [isinstance(skew, FeatureSkew) for skew in SKEW_SETTING.parse(raw.skew)]
-    is_valid = not (any(is_feature_skew) and "averages" in method.required_data)
+    raw, missing, skews = _resolve_skew(raw, missing)
+    has_feature_skew = any(isinstance(skew, FeatureSkew) for skew in skews)
+    is_valid = not (has_feature_skew and "averages" in method.required_data)
     expected = f"no skew of images: {method.name} averages images before the clients see them"
     require(is_valid, "skew", raw.skew, expected)
     raw = _resolve_system(raw, method)
@@ -312,7 +312,9 @@ def _require_unset(raw: RunSettings, names: Iterable[str], expected: str) -> Non
         require(value in (None, {}), name, value, expected)
 
 
-def _resolve_skew(raw: RunSettings, missing: dict[str, Any]) -> tuple[RunSettings, dict[str, Any]]:
+def _resolve_skew(
+    raw: RunSettings, missing: dict[str, Any]
+) -> tuple[RunSettings, dict[str, Any], tuple[Skew, ...]]:
     """Resolve the setting `skew`, whose kinds of label skew are partitions.
 
     Args:
@@ -321,7 +323,7 @@ def _resolve_skew(raw: RunSettings, missing: dict[str, Any]) -> tuple[RunSetting
 
     Returns:
       The settings, in which the skew has its canonical order and lacks skews that change nothing;
-      and the defaults.
+      the defaults; and the skews.
     """
     skew = dict(raw.skew)
     kinds = {key.partition(".")[0] for key in skew} & PARTITION_SKEWS.keys()
@@ -335,12 +337,13 @@ def _resolve_skew(raw: RunSettings, missing: dict[str, Any]) -> tuple[RunSetting
         options.pop("", None)
         raw = update_settings(raw, partition=partition, partition_options=options)
         missing = {name: v for name, v in missing.items() if name not in _LABEL_SKEW_SETTINGS}
-    return update_settings(raw, skew=SKEW_SETTING.resolve(skew)), missing
+    resolved, skews = SKEW_SETTING.resolve(skew)
+    return update_settings(raw, skew=resolved), missing, skews
 
 
 def _resolve_system(raw: RunSettings, method: AlgorithmSpec) -> RunSettings:
     """Return the settings with the setting `system` in its canonical order, if it can be used."""
-    models = SYSTEM_SETTING.parse(raw.system)
+    settings, models = SYSTEM_SETTING.resolve(raw.system)
     validate_combination(models)
     for model in models:
         is_partial = isinstance(model, PartialWork)
@@ -352,7 +355,6 @@ def _resolve_system(raw: RunSettings, method: AlgorithmSpec) -> RunSettings:
         expected = "partial_work:unit=steps with local_steps"
         is_valid = raw.local_steps is None or not counts_epochs
         require(is_valid, "system", raw.system, expected)
-    settings = SYSTEM_SETTING.resolve(raw.system)
     for model in models:
         if isinstance(model, TraceModel):
             settings[f"{model.name}.digest"] = model.compute_digest()

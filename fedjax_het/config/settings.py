@@ -297,8 +297,8 @@ class RunSettings:
     """Epochs of fine-tuning on each held-out client's own data, at the learning rate without a
     schedule over rounds (default: the method's own fine-tuning, otherwise 1)."""
     metrics: str | tuple[str, ...] | None = None
-    """Further metrics, as a list or separated by commas: class_accuracy, macro_f1,
-    calibration, confusion, fairness, pooled_accuracy, drift (default: none)."""
+    """Further metrics, as a list or separated by commas, e.g. macro_f1,drift; `fedjax-het list`
+    names all metrics (default: none)."""
     optimizer_options: dict[str, bool] = field(default_factory=dict)
     """Boolean options of the local optimizer, e.g. nesterov=true; `fedjax-het show OPTIMIZER` lists
     them (default: the optimizer's own)."""

@@ -73,12 +73,26 @@ class ExampleTransform:
           Images, float32 `[B, H, W, C]`.
         """
         assert self.owners is not None, "the transform of training examples has owners"
-        ids = self.owners[positions] * self.ids_per_client
+        return self.apply_by_client(images, positions, self.owners[positions] * self.ids_per_client)
+
+    def apply_by_client(
+        self, images: jax.Array, positions: jax.Array, clients: jax.Array
+    ) -> jax.Array:
+        """Transform images of several clients.
+
+        Args:
+          images: stored images, uint8 or float32 `[B, H, W, C]`.
+          positions: positions of the examples in their data set, int32 `[B]`.
+          clients: client of each image, an id like the argument of `apply`, int32 `[B]`.
+
+        Returns:
+          Images, float32 `[B, H, W, C]`.
+        """
 
         def apply_to_one(image, position, client):
             return self.apply(image[None], position[None], client)[0]
 
-        return jax.vmap(apply_to_one)(images, positions, ids)
+        return jax.vmap(apply_to_one)(images, positions, clients)
 
 
 class SkewInputs(NamedTuple):

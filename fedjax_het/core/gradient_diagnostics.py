@@ -182,8 +182,7 @@ def _make_gradient_client(task: Task) -> ClientAlgorithm:
         gradient_sum, squared_batch_norm = local
         fraction = batch.mask.sum() / context.client.num_samples
         variables = context.message.variables
-        loss, gradient, _ = task.loss_and_gradient(variables, batch, None, train=False)
-        gradient_sum = jax.tree.map(lambda total, g: total + fraction * g, gradient_sum, gradient)
+        gradient_sum, loss, gradient = _add_gradient(task, context, variables, gradient_sum, batch)
         squared_batch_norm += fraction * optax.tree.norm(gradient, squared=True)
         return (gradient_sum, squared_batch_norm), loss
 
@@ -194,6 +193,74 @@ def _make_gradient_client(task: Task) -> ClientAlgorithm:
         return ClientUpdate(mean=gradient, sum=sums), (), ()
 
     return ClientAlgorithm(lambda hp, variables: (), begin, step, end, phase=DIAGNOSTICS)
+
+
+class ClientGradients(NamedTuple):
+    """Gradients of the losses F_k of K clients over all their data, relative to a reference.
+
+    Example:
+      >>> from fedjax_het.core.gradient_diagnostics import ClientGradients
+      >>> ClientGradients._fields
+      ('mean', 'squared_norms', 'squared_distances')
+    """
+
+    mean: Tree
+    "Gradient of F, the mean of F_k weighted by examples, like the parameters."
+    squared_norms: jax.Array
+    "||grad F_k||^2, float32 `[K]`; 0 for a client without data."
+    squared_distances: jax.Array
+    "||grad F_k - reference||^2, float32 `[K]`; 0 for a client without data."
+
+
+def measure_client_gradients(
+    task: Task, plan: ExecutionPlan, variables: Tree, reference: Tree, cohort: Cohort
+) -> ClientGradients:
+    """Compute the gradient of every client's loss over all its data at one model.
+
+    The network is in evaluation mode (no dropout, stored batch-norm statistics). Cost: one pass
+    over all clients' data; memory of a gradient per lane.
+
+    Args:
+      task: network, normalization and loss.
+      plan: placement of the clients on the devices.
+      variables: variables of the network.
+      reference: a tree like `variables["params"]`.
+      cohort: all clients, weighted by their examples, each with one pass through its data.
+
+    Returns:
+      The mean gradient, and the norms and distances of the clients.
+    """
+
+    def begin(context, state):
+        return jax.tree.map(jnp.zeros_like, context.message[0]["params"])
+
+    def step(context, gradient_sum, batch):
+        return _add_gradient(task, context, context.message[0], gradient_sum, batch)[:2]
+
+    def end(context, gradient, state):
+        differences = jax.tree.map(jnp.subtract, gradient, context.message[1])
+        norms = (optax.tree.norm(tree, squared=True) for tree in (gradient, differences))
+        return ClientUpdate(mean=gradient), tuple(norms), ()
+
+    client = ClientAlgorithm(lambda hp, variables: (), begin, step, end, phase=DIAGNOSTICS)
+    states = (jnp.zeros(cohort.schedule.participants.shape[-1]),) * 2
+    message = (variables, reference)
+    result = train_cohort(client, plan, {}, message, states, make_key(0), cohort)
+    return ClientGradients(result.update.mean, *result.states)
+
+
+def _add_gradient(
+    task: Task, context: Any, variables: Tree, gradient_sum: Tree, batch: Batch
+) -> tuple[Tree, jax.Array, Tree]:
+    """Add a batch's part of the gradient over a client's data.
+
+    Returns:
+      The sum, and the loss and the gradient of the batch.
+    """
+    fraction = batch.mask.sum() / context.client.num_samples
+    loss, gradient, _ = task.loss_and_gradient(variables, batch, None, train=False)
+    total = jax.tree.map(lambda total, g: total + fraction * g, gradient_sum, gradient)
+    return total, loss, gradient
 
 
 class _ClientLossState(NamedTuple):
@@ -226,8 +293,7 @@ def measure_client_losses(
     def step(context, local, batch):
         loss_sum, gradients, variables = local
         fraction = batch.mask.sum() / context.client.num_samples
-        loss, gradient, _ = task.loss_and_gradient(variables, batch, None, train=False)
-        gradients = jax.tree.map(lambda total, g: total + fraction * g, gradients, gradient)
+        gradients, loss, _ = _add_gradient(task, context, variables, gradients, batch)
         return (loss_sum + fraction * loss, gradients, variables), loss
 
     def end(context, local, state):

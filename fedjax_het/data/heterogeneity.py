@@ -1,4 +1,4 @@
-"""Measures of heterogeneity: distances of the clients' class distributions, and unequal sizes."""
+"""Measures of heterogeneity: distances of the clients' classes and features, and unequal sizes."""
 
 import numpy as np
 
@@ -114,3 +114,73 @@ def compute_gini(values: np.ndarray) -> float:
     total, count = values.sum(), len(values)
     ranks = 2 * np.arange(1, count + 1) - count - 1
     return float((ranks * np.sort(values)).sum() / (count * total)) if total else 0.0
+
+
+def compute_frechet_distance(
+    mean: np.ndarray, covariance: np.ndarray, other_mean: np.ndarray, other_covariance: np.ndarray
+) -> float:
+    """Compute the squared Frechet distance of two normal distributions, as in the FID.
+
+        ||m - m'||^2 + tr(S + S' - 2 (S S')^(1/2))
+
+    Source: Heusel et al., "GANs Trained by a Two Time-Scale Update Rule", NeurIPS 2017, equation 6.
+
+    Args:
+      mean: mean m, floats `[F]`.
+      covariance: covariance S, floats `[F, F]`.
+      other_mean: mean m', floats `[F]`.
+      other_covariance: covariance S', floats `[F, F]`.
+
+    Returns:
+      The squared distance, >= 0.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.data.heterogeneity import compute_frechet_distance
+      >>> compute_frechet_distance(np.zeros(2), np.eye(2), np.ones(2), 4 * np.eye(2))
+      4.0
+    """
+    # The eigenvalues of S S' are those of the symmetric matrix R S' R with R = S^(1/2).
+    values, vectors = np.linalg.eigh(covariance)
+    root = (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T
+    products = np.linalg.eigvalsh(root @ other_covariance @ root)
+    trace = np.trace(covariance) + np.trace(other_covariance)
+    trace -= 2 * np.sqrt(np.maximum(products, 0)).sum()
+    return float(np.square(mean - other_mean).sum() + max(trace, 0.0))
+
+
+def compute_feature_distances(
+    features: np.ndarray, owners: np.ndarray, num_clients: int
+) -> np.ndarray:
+    """Compute the distance of each client's features from the features of all clients.
+
+    The distance is `compute_frechet_distance` of the means and covariances, in units of the total
+    variance of all features. It does not change with the scale of the features.
+
+    Args:
+      features: features of the examples of all clients, floats `[M, F]`.
+      owners: client of each example, integers `[M]`.
+      num_clients: number of clients, K.
+
+    Returns:
+      Squared distances, float64 `[K]`; NaN for a client without examples.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.data.heterogeneity import compute_feature_distances
+      >>> compute_feature_distances(np.array([[0.0], [2.0], [0.0], [2.0]]), np.arange(4) // 2, 3)
+      array([ 0.,  0., nan])
+    """
+    features = np.asarray(features, np.float64)
+    features = features - features.mean(0)
+    variance = np.square(features).sum(1).mean()
+    features = features / np.sqrt(variance) if variance > 0 else features
+    pooled = features.T @ features / len(features)
+    distances = np.full(num_clients, np.nan)
+    clients, counts = np.unique(owners, return_counts=True)
+    parts = np.split(features[np.argsort(owners, kind="stable")], np.cumsum(counts)[:-1])
+    for client, own in zip(clients, parts, strict=True):
+        mean = own.mean(0)
+        covariance = (own - mean).T @ (own - mean) / len(own)
+        distances[client] = compute_frechet_distance(np.zeros_like(mean), pooled, mean, covariance)
+    return distances

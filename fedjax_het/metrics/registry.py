@@ -31,7 +31,7 @@ NUM_CALIBRATION_BINS = 15  # bins of the confidence in the calibration error
 
 
 class Metric(NamedTuple):
-    """Description of a metric, of exactly one of three kinds.
+    """Description of a metric, of exactly one of four kinds.
 
     Attributes:
       name: name of the metric in settings.
@@ -46,6 +46,8 @@ class Metric(NamedTuple):
         examples `[K]`. It returns arrays `[rounds]` by name.
       update_metric_names: names of the metrics of a round's client updates, see
         `fedjax_het.core.drift`.
+      split_measure_names: names of the measures of the clients' data before the first round, see
+        `fedjax_het.runtime.split_measures`. Results have them in the summary's `split`.
       infos: pairs of a value's name and its declaration.
 
     Example:
@@ -60,6 +62,7 @@ class Metric(NamedTuple):
     finish: FinishFunction | None = None
     from_client_accuracy: Callable[[np.ndarray, np.ndarray], dict[str, np.ndarray]] | None = None
     update_metric_names: tuple[str, ...] = ()
+    split_measure_names: tuple[str, ...] = ()
     infos: tuple[tuple[str, MetricInfo], ...] = ()
 
     def __repr__(self) -> str:
@@ -326,6 +329,36 @@ METRICS: Registry[Metric] = Registry(
                 (
                     "drift_distance",
                     MetricInfo("Relative distance of updates from their mean", missing=NOT_TRAINED),
+                ),
+            ),
+        ),
+        Metric(
+            "feature_distance",
+            "Frechet distance of each client's images from all images, in a fixed random network",
+            split_measure_names=("feature_distance", "feature_distance_max"),
+            infos=(
+                (
+                    "split.feature_distance",
+                    MetricInfo("Feature distance of clients", missing=UNDEFINED),
+                ),
+                (
+                    "split.feature_distance_max",
+                    MetricInfo("Largest feature distance of a client", missing=UNDEFINED),
+                ),
+            ),
+        ),
+        Metric(
+            "gradient_dissimilarity",
+            "FedProx's B^2 and the variance of the clients' gradients at the initial model",
+            split_measure_names=("gradient_dissimilarity", "gradient_variance"),
+            infos=(
+                (
+                    "split.gradient_dissimilarity",
+                    MetricInfo("Gradient dissimilarity B^2", missing=UNDEFINED),
+                ),
+                (
+                    "split.gradient_variance",
+                    MetricInfo("Variance of clients' gradients", missing=UNDEFINED),
                 ),
             ),
         ),

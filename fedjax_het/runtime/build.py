@@ -17,7 +17,6 @@ from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.core.autotune import LaneChoice
 from fedjax_het.core.client_loop import Examples
 from fedjax_het.core.evaluation import compute_test_batches, place_evaluation_set
-from fedjax_het.core.example_transform import SkewInputs, make_skew_inputs
 from fedjax_het.core.execution_plan import (
     LANES_AXIS,
     PER_BLOCK,
@@ -27,12 +26,11 @@ from fedjax_het.core.execution_plan import (
 )
 from fedjax_het.core.lr_schedules import compute_round_lr_factors
 from fedjax_het.core.memory import evict_programs_if_needed, release_freed_memory
-from fedjax_het.core.rng import Stream, make_stream_key
 from fedjax_het.core.schedule import Scheduler, ScheduleShape, compute_useful_fraction, merge_shapes
 from fedjax_het.core.work_items import ClientWork
-from fedjax_het.data import PartitionSummary, ServerSummary
+from fedjax_het.data import ServerSummary
 from fedjax_het.nn.conv_products import AUTO
-from fedjax_het.runtime import held_out_eval
+from fedjax_het.runtime import held_out_eval, split_measures
 from fedjax_het.runtime.compiled_programs import (
     CompiledPrograms,
     build_algorithm,
@@ -90,23 +88,6 @@ class PreparedRun(DataAssignment):
         spec = self.spec
         return compute_round_lr_factors(spec.lr_schedule or "constant", spec.hp, spec.rounds)
 
-    def make_skew_inputs(self, ids_per_client: int) -> SkewInputs:
-        """Return the run's label skews and feature skews, as programs read them.
-
-        Args:
-          ids_per_client: number of ids of one client in the programs, see `ExampleTransform`.
-
-        Returns:
-          The inputs, arrays on the host.
-        """
-        labels = np.asarray(self.client_dataset.train_labels, np.int32)
-        num_clients = self.partition.num_clients
-        owners = np.full(len(labels), num_clients, np.int32)
-        for part in filter(None, (self.partition, self.validation)):
-            owners[part.indices] = np.repeat(np.arange(num_clients), part.sizes)
-        key = make_stream_key(self.spec.partition_seed, Stream.SKEW)
-        return make_skew_inputs(self.skew, key, labels, owners, ids_per_client)
-
     @property
     def server_examples(self) -> Examples | None:
         """The server's examples on the host; None if the server has none."""
@@ -133,13 +114,6 @@ class PreparedRun(DataAssignment):
             np.concatenate([part.indices for part in withheld]) if withheld else None,
             self.drift,
         )
-
-    def summarize_partition(self) -> PartitionSummary:
-        """Return the partition in numbers; validation examples do not count as unused."""
-        labels, num_classes = self.client_dataset.train_labels, self.dataset.num_classes
-        summary = self.partition.summarize(labels, num_classes)
-        num_validation = 0 if self.validation is None else len(self.validation.indices)
-        return replace(summary, num_unused=summary.num_unused - num_validation)
 
     def summarize_server_data(self) -> ServerSummary | None:
         """Return the server's examples in numbers; None if the server has none."""
@@ -217,7 +191,10 @@ def evict_programs() -> None:
     """Free the memory of dropped programs, and drop all near the limit of memory maps."""
     release_freed_memory()
     evict_programs_if_needed(
-        build_programs.cache_clear, held_out_eval.clear_programs, clear_network_caches
+        build_programs.cache_clear,
+        held_out_eval.clear_programs,
+        split_measures.clear_programs,
+        clear_network_caches,
     )
 
 

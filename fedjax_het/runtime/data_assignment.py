@@ -16,14 +16,17 @@ import optax
 from fedjax_het.config.comparison import warn_unequal_settings
 from fedjax_het.config.resolve import USER_PROVIDED, display_partition_names
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
+from fedjax_het.core.example_transform import SkewInputs, make_skew_inputs
 from fedjax_het.core.lr_schedules import is_round_schedule_hyperparameter
 from fedjax_het.core.optimizers import check_transformation, make_user_transformation
+from fedjax_het.core.rng import Stream, make_stream_key
 from fedjax_het.data import (
     DATASETS,
     PARTITIONS,
     SERVER_SOURCES,
     Dataset,
     Partition,
+    PartitionSummary,
     ServerData,
     draw_withheld_examples,
     load_dataset,
@@ -226,6 +229,30 @@ class DataAssignment:
     def client_dataset(self) -> Dataset:
         """The data set with the training labels as the clients see them."""
         return self.skewed_dataset or self.dataset
+
+    def make_skew_inputs(self, ids_per_client: int) -> SkewInputs:
+        """Return the run's label skews and feature skews, as programs read them.
+
+        Args:
+          ids_per_client: number of ids of one client in the programs, see `ExampleTransform`.
+
+        Returns:
+          The inputs, arrays on the host.
+        """
+        labels = np.asarray(self.client_dataset.train_labels, np.int32)
+        num_clients = self.partition.num_clients
+        owners = np.full(len(labels), num_clients, np.int32)
+        for part in filter(None, (self.partition, self.validation)):
+            owners[part.indices] = np.repeat(np.arange(num_clients), part.sizes)
+        key = make_stream_key(self.spec.partition_seed, Stream.SKEW)
+        return make_skew_inputs(self.skew, key, labels, owners, ids_per_client)
+
+    def summarize_partition(self) -> PartitionSummary:
+        """Return the partition in numbers; validation examples do not count as unused."""
+        labels, num_classes = self.client_dataset.train_labels, self.dataset.num_classes
+        summary = self.partition.summarize(labels, num_classes)
+        num_validation = 0 if self.validation is None else len(self.validation.indices)
+        return dataclasses.replace(summary, num_unused=summary.num_unused - num_validation)
 
 
 class HeldOutClients(NamedTuple):

@@ -169,8 +169,8 @@ def log_run_header(group_state: GroupState) -> None:
     """Log the partitions, the lanes and the fraction of useful work of runs that begin."""
     group, runs, limits = group_state.group, group_state.prepared_runs, group_state.limits
     dataset, spec = runs[0].dataset, runs[0].spec
-    for run in runs:
-        log.info("data: %s. %s", dataset.name, run.summarize_partition())
+    for i, run in enumerate(runs):
+        log.info("data: %s. %s", dataset.name, group_state.get_split_measures(i))
         if run.server_data is not None:
             log.info("server: %s", run.summarize_server_data())
     log.info(

@@ -39,6 +39,11 @@ from fedjax_het.runtime.placement import HOST_STATE
 from fedjax_het.runtime.progress import START, Progress
 from fedjax_het.runtime.resumable_rounds import LoopLayout, RoundProgress
 from fedjax_het.runtime.schedules import build_schedules
+from fedjax_het.runtime.split_measures import (
+    SplitMeasures,
+    list_split_metrics,
+    measure_assignment,
+)
 from fedjax_het.utils.arrays import fetch_to_host
 from fedjax_het.utils.errors import ConfigError
 from fedjax_het.utils.signals import defer_signals
@@ -131,6 +136,7 @@ class GroupState:
       pause_every: calls end at multiples of this number of rounds (default: anywhere).
       records: the records of the checkpoints from which the runs resume; empty if they begin.
       begun_under: version, device and precision of runs that began in another environment.
+      split_measures: measures of the clients' data of each run that requests them.
     """
 
     group: RunGroup
@@ -147,6 +153,7 @@ class GroupState:
     pause_every: int | None = None
     records: Sequence[dict] = ()
     begun_under: dict[int, dict] = field(default_factory=dict)
+    split_measures: dict[int, SplitMeasures] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.snapshot = Snapshot(None, 0, None, (None,) * len(self.prepared_runs), {}, START)
@@ -278,6 +285,23 @@ class GroupState:
             return self.early_stops[i].round
         diverged_round = self.diverged_rounds[i]
         return self.rounds_done if diverged_round is None else diverged_round
+
+    def get_split_measures(self, i: int) -> SplitMeasures:
+        """Return the measures of a run's clients, which are computed at the first call.
+
+        Args:
+          i: index of the run.
+
+        Returns:
+          The measures; without requested metrics only those of labels and sizes.
+        """
+        if i not in self.split_measures:
+            run, model = self.prepared_runs[i], self.group.initial_model
+            variables = None if model is None else model.variables
+            metrics = list_split_metrics(run.spec)
+            signature = self.group.program.signature
+            self.split_measures[i] = measure_assignment(run, signature, variables, metrics)
+        return self.split_measures[i]
 
     def build_keys(self, stream: Stream) -> jax.Array:
         """Return the key of every slot's run."""

@@ -52,6 +52,7 @@ from fedjax_het.runtime.data_assignment import (
     build_partition,
     select_participants,
 )
+from fedjax_het.skews import SKEWS
 from fedjax_het.utils.arrays import PRNG_IMPL, to_numpy_bits
 from fedjax_het.utils.errors import ConfigError
 from fedjax_het.utils.registry import Registry, get_keyword_parameters
@@ -145,6 +146,7 @@ def collect_function_digests(spec: RunSpec) -> dict[str, str]:
         (OPTIMIZERS, spec.local_optimizer),
         (SERVER_SOURCES, spec.server_data),
         *((METRICS, name) for name in metrics),
+        *((SKEWS, name) for name in dict.fromkeys(key.partition(".")[0] for key in spec.skew)),
     ]
     return {
         f"{registry.kind} {name}": hash_functions(registry[name])

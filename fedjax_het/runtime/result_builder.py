@@ -104,6 +104,7 @@ def _build_result(group_state: GroupState, i: int, state: Any) -> Result:
         algorithm.initial_traffic(run.federation_data),
         rounds,
     )
+    measures = group_state.get_split_measures(i)
     has_diverged = group_state.diverged_rounds[i] is not None
     last_round = None if early_stop is None else rounds
     summary = {
@@ -126,11 +127,14 @@ def _build_result(group_state: GroupState, i: int, state: Any) -> Result:
         "bytes_down": float(traffic["bytes_down"].sum()),
         **_summarize_simulated_time(traffic),
         **_summarize_data(group_state, i),
+        "split": measures.to_summary(),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         **describe_environment(),
         **({"begun_under": group_state.begun_under[i]} if i in group_state.begun_under else {}),
     }
     artifacts = {name: fetch_to_host(array) for name, array in algorithm.artifacts(state).items()}
+    if measures.values:
+        artifacts |= {f"split_{name}": array for name, array in measures.client_values.items()}
     if run.held_out is not None and algorithm.global_model is not None:
         accuracies = evaluate_held_out_clients(
             group_state.group.program.signature,
@@ -198,7 +202,7 @@ def _summarize_costs(group_state: GroupState, i: int) -> dict[str, Any]:
 def _summarize_data(group_state: GroupState, i: int) -> dict[str, Any]:
     group, run = group_state.group, group_state.prepared_runs[i]
     server, initial = run.summarize_server_data(), group.initial_model
-    dataset, splits = run.dataset, {"split": dataclasses.asdict(run.summarize_partition())}
+    dataset, splits = run.dataset, {}
     if (tests := run.client_tests) is not None:
         summary = tests.summarize(dataset.test_labels, dataset.num_classes)
         splits["client_test_split"] = dataclasses.asdict(summary)

@@ -165,7 +165,9 @@ def build_signature(
     )
     if name is not None and name != USER_PROVIDED:
         implementations += (OPTIMIZERS[name].make,)
-    requested_metrics = (parse_metrics(spec.metrics), dataset.num_classes) if spec.metrics else ()
+    # Measures of the split are no part of the rounds, so runs with and without them share programs.
+    metrics = tuple(m for m in parse_metrics(spec.metrics) if not m.split_measure_names)
+    requested_metrics = (metrics, dataset.num_classes) if metrics else ()
     evaluation = EvaluationOptions(
         spec.num_clients,
         len(dataset.domain_names),

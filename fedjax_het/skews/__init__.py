@@ -3,6 +3,9 @@
 A run applies its skews in the order of `SKEWS`: numbers of examples, labels, drift, images.
 """
 
+import dataclasses
+import inspect
+
 from fedjax_het.skews.amounts import AmountSkew, LongTail, PowerLaw, Quantity
 from fedjax_het.skews.base import FeatureSkew, LevelSkew, Skew
 from fedjax_het.skews.drift import ClassArrival, ClientChurn, DriftSkew, LabelDrift
@@ -17,7 +20,10 @@ from fedjax_het.skews.feature import (
     Rotation,
 )
 from fedjax_het.skews.labels import ConceptShift, LabelNoise, LabelSkew
-from fedjax_het.utils.kinds import KindSetting
+from fedjax_het.utils.config import field_types, validate_arguments
+from fedjax_het.utils.errors import require, require_name
+from fedjax_het.utils.kinds import KindEntry, KindSetting
+from fedjax_het.utils.registry import get_summary_line
 
 PARTITION_SKEWS = {
     "label": "dirichlet",
@@ -37,7 +43,79 @@ SKEW_SETTING: KindSetting[Skew] = KindSetting(
 )
 """The setting `skew`."""
 SKEWS = SKEW_SETTING.registry
-"""Kinds of skews by name, in the order of their application."""
+"""Kinds of skews by name, in the order of their application.
+
+Example:
+  >>> from fedjax_het.skews import SKEWS
+  >>> SKEWS["noise"].make(std=0.1)
+  Noise(levels='ramp', groups=2, std=0.1)
+"""
+
+_BASES = (FeatureSkew, LabelSkew, AmountSkew, DriftSkew)
+
+
+@validate_arguments
+def register_skew(kind: type) -> type:
+    """Register a kind of skew of the user for runs, sweeps and reports, until the process ends.
+
+    Skews of users apply after the skews of the package that change the data in one way, for example
+    after all other skews of images.
+
+    Args:
+      kind: frozen dataclass that inherits `FeatureSkew`, `LabelSkew`, `AmountSkew` or `DriftSkew`
+        and has the class variables `name` and `strength`. Its fields are the parameters of the
+        skew and have defaults. The first line of its docstring is its default `description`.
+
+    Returns:
+      The class, so that the function also serves as its decorator.
+
+    Raises:
+      ConfigError: if `kind` is no such class, or if its name belongs to a skew of the package or is
+        not an identifier.
+
+    Example:
+      >>> from dataclasses import dataclass
+      >>> from typing import ClassVar
+      >>> from fedjax_het import RunSpec, register_skew
+      >>> from fedjax_het.skews import FeatureSkew
+      >>> @register_skew
+      ... @dataclass(frozen=True, kw_only=True)
+      ... class Brightness(FeatureSkew):
+      ...     "Brighter images, of increasing strength over clients."
+      ...     shift: float = 0.2
+      ...     name: ClassVar[str] = "brightness"
+      ...     strength: ClassVar[str] = "shift"
+      ...     @staticmethod
+      ...     def transform(images, parameters, shared, keys):
+      ...         return images + parameters
+      >>> RunSpec(skew="brightness:shift=0.3").resolved().skew
+      {'brightness.shift': 0.3}
+    """
+    bases = ", ".join(base.__name__ for base in _BASES)
+    is_kind = inspect.isclass(kind) and issubclass(kind, _BASES)
+    require(is_kind, "kind", kind, f"a subclass of {bases}")
+    label = kind.__name__
+    for function in sorted(kind.__abstractmethods__):
+        require(False, f"function {function} of {label}", None, "a function of the class")
+    is_dataclass = "__dataclass_fields__" in vars(kind)
+    require(is_dataclass, "kind", label, "a class with @dataclass(frozen=True, kw_only=True)")
+    for variable in ("name", "strength"):
+        value = getattr(kind, variable, None)
+        require(isinstance(value, str), f"{label}.{variable}", value, "a text, a class variable")
+    missing = (dataclasses.MISSING, dataclasses.MISSING)
+    for field in dataclasses.fields(kind):
+        has_default = (field.default, field.default_factory) != missing
+        require(has_default, f"field {field.name} of {label}", None, "a default")
+    require_name(f"{label}.strength", kind.strength, field_types(kind))
+    expected = "a name that is no partition in the setting skew"
+    require(kind.name not in PARTITION_SKEWS, f"{label}.name", kind.name, expected)
+    # A dataclass without a docstring has its signature as docstring.
+    summary = get_summary_line(kind)
+    default = "a skew of the user" if summary.startswith(f"{label}(") else summary
+    description = getattr(kind, "description", None) or default
+    SKEWS.add(KindEntry(kind.name, description, kind))
+    return kind
+
 
 __all__ = [
     "PARTITION_SKEWS",
@@ -65,4 +143,5 @@ __all__ = [
     "Resolution",
     "Rotation",
     "Skew",
+    "register_skew",
 ]

@@ -1,5 +1,6 @@
 """Skews of numbers of examples: unequal clients and a long-tailed distribution of the classes."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -14,6 +15,7 @@ from fedjax_het.utils.config import Bounds, NonNegativeFloat
 class AmountSkew(Skew):
     """A skew that gives clients other examples, on the host."""
 
+    @abstractmethod
     def select_examples(
         self,
         rng: np.random.Generator,
@@ -32,7 +34,6 @@ class AmountSkew(Skew):
         Returns:
           K arrays of positions.
         """
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +49,9 @@ class SizeSkew(AmountSkew):
     f_k / max_j f_j of them, and no client holds the other examples.
     """
 
+    @abstractmethod
     def draw_factors(self, rng: np.random.Generator, num_clients: int) -> np.ndarray:
         """Return the factor of each client, float64 `[K]`."""
-        raise NotImplementedError
 
     def select_own_examples(
         self, rng: np.random.Generator, clients: list[np.ndarray]

@@ -1,18 +1,23 @@
 """The skews of a run on the host: examples, labels and parameters of its clients."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.data import PARTITIONS, Dataset, Partition, partition_from_clients
+from fedjax_het.data.partition import require_distinct_examples
+from fedjax_het.data.validation import require_positions
 from fedjax_het.skews.amounts import AmountSkew, SizeSkew
 from fedjax_het.skews.base import FeatureSkew, Skew
 from fedjax_het.skews.drift import NUM_PHASES, DriftSkew
 from fedjax_het.skews.labels import LabelSkew
-from fedjax_het.utils.errors import require
+from fedjax_het.utils.arrays import make_key
+from fedjax_het.utils.errors import ConfigError, describe_error, require
 
 _STREAM = 0x5CE7  # of a partition's seed
 
@@ -77,10 +82,11 @@ def select_examples(
     for skew in chosen:
         rng = _make_rng(skew, seed)
         if has_own_examples and isinstance(skew, SizeSkew):
-            clients = skew.select_own_examples(rng, clients)
+            new_clients = _call(skew, skew.select_own_examples, rng, clients)
         else:
-            clients = skew.select_examples(rng, clients, labels, num_classes)
-    selected = partition_from_clients(clients)
+            new_clients = _call(skew, skew.select_examples, rng, clients, labels, num_classes)
+        clients = _require_positions(skew, new_clients, len(clients), len(labels))
+    selected = require_distinct_examples(partition_from_clients(clients, scheme=partition.scheme))
     return dataclasses.replace(partition, indices=selected.indices, offsets=selected.offsets)
 
 
@@ -111,7 +117,12 @@ def select_active(
     clients = [partition.client_indices(k) for k in range(partition.num_clients)]
     phases = [clients] * NUM_PHASES
     for skew in chosen:
-        active = skew.select_active(_make_rng(skew, seed), clients, labels, num_classes)
+        arguments = (_make_rng(skew, seed), clients, labels, num_classes)
+        active = _call(skew, skew.select_active, *arguments)
+        expected = f"{NUM_PHASES} lists, one for each phase"
+        is_valid = isinstance(active, Sequence) and len(active) == NUM_PHASES
+        require(is_valid, f"return value of skew {skew.name!r}", active, expected)
+        active = [_require_positions(skew, own, len(clients), len(labels)) for own in active]
         phases = [
             [np.intersect1d(*pair) for pair in zip(*both, strict=True)]
             for both in zip(phases, active, strict=True)
@@ -141,12 +152,21 @@ def assign_skews(
     height, width, channels = dataset.input_shape
     shape = (height, width, channels)
     clients = [partition.client_indices(k) for k in range(partition.num_clients)]
-    label_maps = np.tile(np.arange(num_classes, dtype=np.int32), (len(clients), 1))
+    classes = np.arange(num_classes, dtype=np.int32)
+    label_maps = np.tile(classes, (len(clients), 1))
     labels, has_maps = np.asarray(dataset.train_labels), False
     for skew in skews:
         if isinstance(skew, LabelSkew):
-            labels = skew.change_labels(_make_rng(skew, seed), clients, labels, num_classes)
-            own_maps = skew.make_label_maps(_make_rng(skew, seed), len(clients), num_classes)
+            changed = np.asarray(
+                _call(skew, skew.change_labels, _make_rng(skew, seed), clients, labels, num_classes)
+            )
+            is_valid = changed.shape == labels.shape and bool(np.isin(changed, classes).all())
+            expected = f"{len(labels)} labels from 0 to {num_classes - 1}"
+            require(is_valid, f"return value of skew {skew.name!r}", changed, expected)
+            labels = changed.astype(labels.dtype)
+            own_maps = _call(
+                skew, skew.make_label_maps, _make_rng(skew, seed), len(clients), num_classes
+            )
             if own_maps is not None:
                 label_maps, has_maps = np.take_along_axis(own_maps, label_maps, 1), True
     has_label_skew = any(isinstance(skew, LabelSkew) for skew in skews)
@@ -154,9 +174,56 @@ def assign_skews(
     features = [skew for skew in skews if isinstance(skew, FeatureSkew)]
     for skew in features:
         skew.validate_images(shape)
-    parameters = [s.make_parameters(_make_rng(s, seed), len(clients), shape) for s in features]
+    parameters = [
+        _call(skew, skew.make_parameters, _make_rng(skew, seed), len(clients), shape)
+        for skew in features
+    ]
     pairs = tuple(zip(features, parameters, strict=True))
+    for pair in pairs:
+        _validate_transform(*pair, shape)
     return skewed, ClientSkews(pairs, label_maps if has_maps else None)
+
+
+def _call(skew: Skew, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function of a skew, which may be a user's, and report its errors in one line."""
+    try:
+        return function(*arguments)
+    except ConfigError:
+        raise
+    except Exception as error:
+        reason = describe_error(error)[:300]
+        raise ConfigError(f"skew {skew.name!r} fails ({reason})") from error
+
+
+def _require_positions(
+    skew: Skew, clients: Any, num_clients: int, num_examples: int
+) -> list[np.ndarray]:
+    """Return the positions of each client's examples if a skew returned valid positions."""
+    description = f"return value of skew {skew.name!r}"
+    expected = f"{num_clients} arrays of positions, one for each client"
+    require(isinstance(clients, Sequence), description, clients, expected)
+    require(len(clients) == num_clients, f"length of {description}", len(clients), expected)
+    return [
+        require_positions(f"{description} for client {client}", positions, num_examples)
+        for client, positions in enumerate(clients)
+    ]
+
+
+def _validate_transform(
+    skew: FeatureSkew, parameters: tuple[Any, Any], shape: tuple[int, int, int]
+) -> None:
+    """Raise ConfigError unless the images of a skew have their shape, before anything compiles."""
+    images = jax.ShapeDtypeStruct((2, *shape), jnp.float32)
+
+    def transform(images: jax.Array, by_client: Any, shared: Any) -> jax.Array:
+        own = jax.tree.map(lambda a: a[0], by_client)
+        keys = jax.random.split(make_key(0), len(images))
+        return skew.transform(images, own, shared, keys, *skew.get_static())
+
+    transformed = _call(skew, partial(jax.eval_shape, transform), images, *parameters)
+    is_valid = getattr(transformed, "shape", None) == images.shape
+    expected = f"images {images.shape}, like the argument"
+    require(is_valid, f"return value of skew {skew.name!r}", transformed, expected)
 
 
 def _make_rng(skew: Skew, seed: int) -> np.random.Generator:

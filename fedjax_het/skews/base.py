@@ -1,5 +1,6 @@
 """`Skew`, the base class of all kinds of heterogeneity, and the levels of the clients."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ Levels = Literal["ramp", "uniform", "groups", "equal"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Skew(Kind):
+class Skew(Kind, ABC):
     """A kind of heterogeneity with its parameters; a value of the setting `skew`."""
 
 
@@ -98,6 +99,7 @@ class FeatureSkew(LevelSkew):
         return np.float32(getattr(self, self.strength)) * levels, ()
 
     @staticmethod
+    @abstractmethod
     def transform(
         images: jax.Array, parameters: Tree, shared: Tree, keys: jax.Array, *static: Any
     ) -> jax.Array:
@@ -113,4 +115,3 @@ class FeatureSkew(LevelSkew):
         Returns:
           The images, float32 `[B, H, W, C]`.
         """
-        raise NotImplementedError

@@ -1,5 +1,6 @@
 """Drift: the examples and the clients that take part change over the rounds."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -23,6 +24,7 @@ class DriftSkew(Skew):
     rounds: PositiveInt = 50
     "Rounds of the drift."
 
+    @abstractmethod
     def select_active(
         self,
         rng: np.random.Generator,
@@ -41,7 +43,6 @@ class DriftSkew(Skew):
         Returns:
           For each phase, K arrays of positions, which are parts of `clients`.
         """
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)

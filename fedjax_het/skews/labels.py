@@ -1,5 +1,6 @@
 """Skews of the labels of examples: label noise and concept shift."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -13,6 +14,7 @@ from fedjax_het.utils.config import UnitInterval
 class LabelSkew(LevelSkew):
     """A skew that gives examples of a client other labels, on the host."""
 
+    @abstractmethod
     def change_labels(
         self,
         rng: np.random.Generator,
@@ -31,7 +33,6 @@ class LabelSkew(LevelSkew):
         Returns:
           Labels, integers `[N]`.
         """
-        raise NotImplementedError
 
     def make_label_maps(
         self, rng: np.random.Generator, num_clients: int, num_classes: int

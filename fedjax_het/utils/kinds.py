@@ -97,7 +97,8 @@ class KindSetting(Generic[KindT]):
         """Return the kinds of a run.
 
         Args:
-          settings: values by kind and field, see `to_settings`.
+          settings: values by kind and field, see `to_settings`. A kind without a field has the
+            value True and stands for the default strength.
 
         Returns:
           The kinds that change anything, in the order of the registry.
@@ -108,10 +109,13 @@ class KindSetting(Generic[KindT]):
         fields_by_name: dict[str, dict[str, Any]] = {}
         for key, value in settings.items():
             name, _, field = key.partition(".")
-            require_name(self.name, name, self.registry, listed_by=LIST_COMMAND)
-            types = field_types(self.registry[name].make)
-            require_name(f"{self.name} {name}", field, types)
-            fields_by_name.setdefault(name, {})[field] = value
+            names = (*self.registry, *self._other_names)
+            require_name(self.name, name, names, listed_by=LIST_COMMAND)
+            fields = fields_by_name.setdefault(name, {})
+            if value is not True or field:
+                types = field_types(self.registry[name].make)
+                require_name(f"{self.name} {name}", field, types)
+                fields[field] = value
         kinds: list[KindT] = []
         for name, entry in self.registry.items():
             if name in fields_by_name:
@@ -122,24 +126,26 @@ class KindSetting(Generic[KindT]):
                     kinds.append(parse_config(entry.make, fields_by_name[name]))
         return tuple(kind for kind in kinds if not kind.is_neutral)
 
-    def resolve(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def resolve(self, settings: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[KindT, ...]]:
         """Return validated settings in the order of the registry, without neutral kinds.
 
         Args:
           settings: values by kind and field, see `to_settings`.
 
         Returns:
-          The settings with converted values.
+          The settings with converted values, and the kinds.
 
         Raises:
           ConfigError: for an unknown kind or field, or a value that does not fit.
         """
-        return {
+        kinds = self.parse(settings)
+        resolved = {
             key: getattr(kind, field)
-            for kind in self.parse(settings)
+            for kind in kinds
             for field in field_types(type(kind))
-            if (key := f"{kind.name}.{field}") in settings
+            if (key := f"{kind.name}.{field}") in settings or field == kind.strength
         }
+        return resolved, kinds
 
     def to_settings(self, value: Any) -> dict[str, Any]:
         """Return the setting in its canonical form, values by kind and field.
@@ -153,7 +159,8 @@ class KindSetting(Generic[KindT]):
           Values by `kind.field`. Every named kind has its strength.
 
         Raises:
-          ConfigError: for another value, and a field that is given twice.
+          ConfigError: for another value, and a field that is given twice. `parse` checks names and
+            values, so that a user's kind can be registered after this function reads a text.
         """
         if value is None:
             return {}
@@ -183,7 +190,6 @@ class KindSetting(Generic[KindT]):
     def _parse_text(self, text: str) -> dict[str, Any]:
         """Return the fields of a text `kind:field=value,...`."""
         name, _, rest = text.partition(":")
-        require_name(self.name, name, (*self.registry, *self._other_names), listed_by=LIST_COMMAND)
         fields: dict[str, Any] = {}
         for item in filter(None, _FIELD_SEPARATOR.split(rest)):
             field, separator, value = item.partition("=")
@@ -191,7 +197,7 @@ class KindSetting(Generic[KindT]):
                 raise make_value_error(self.name, text, f"{name}:field=value,...")
             values = [parse_literal(word) for word in value.split(",")]
             fields[f"{name}.{field}"] = values if len(values) > 1 else values[0]
-        if name in self.registry:
+        if name in self.registry:  # a kind of a user may be registered later
             default = self.registry[name].make()
             fields.setdefault(f"{name}.{default.strength}", getattr(default, default.strength))
         return fields or {name: True}

@@ -31,12 +31,22 @@ from support.stored_results import write_result
 import fedjax_het
 from fedjax_het import ConfigError, MetricInfo, Placement, RunSpec, analysis, data, nn
 from fedjax_het.analysis.render import TableSection, TextTable
-from fedjax_het.runtime import benchmark, result_store, run_flops, runner, session, sweep
+from fedjax_het.runtime import (
+    benchmark,
+    result_store,
+    run_flops,
+    runner,
+    session,
+    split_measures,
+    sweep,
+)
 from fedjax_het.runtime import ray_launcher as ray
 from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.signature import build_signature
+from fedjax_het.runtime.split_measures import SplitMeasures
 from fedjax_het.runtime.synthetic_dataset import SyntheticDataset
 from fedjax_het.runtime.trained_model import InputSpec, TrainedModel
+from fedjax_het.skews import Noise
 from fedjax_het.utils.config import VALIDATED_FUNCTIONS, parameter_types, validate_arguments
 
 # --- unexpected values
@@ -98,6 +108,8 @@ def is_certainly_invalid(value: Any, annotation: Any) -> bool:
         return False
     if annotation is Path:
         return not isinstance(value, str | os.PathLike) or str(value) == "" or "\0" in str(value)
+    if origin is type:
+        return not isinstance(value, type)
     if annotation is Callable or origin is collections.abc.Callable:
         return not callable(value)
     if origin in (collections.abc.Sequence, collections.abc.Iterable, list, tuple):
@@ -193,6 +205,10 @@ def make_good_calls(folder) -> dict[str, dict]:
         "describe": {"name": "fedprox"},
         "list_methods": {},
         "register_partition": {"name": "mine", "split": lambda rng, labels: []},
+        "register_skew": {"kind": Noise},
+        "measure_split": run,
+        "plot_client_measures": {"measures": SplitMeasures(SPLIT.summarize(**labels), SPLIT.sizes)},
+        "plot_metric_vs_measure": {"results": ROWS, "measure": "final_accuracy"},
         "Partition.client_indices": {"self": SPLIT, "k": 0},
         "Result.save": {"self": Result.load(stored), "directory": folder / "saved"},
         "Result.load": {"cls": Result, "path": stored},
@@ -317,7 +333,7 @@ def folder(tmp_path, monkeypatch):
 
     for module, name in (
         *((module, "prepare_group") for module in (session, benchmark, run_flops)),
-        *((sweep, "execute_runs"), (ray, "RayCluster")),
+        *((sweep, "execute_runs"), (ray, "RayCluster"), (split_measures, "measure_assignment")),
     ):
         monkeypatch.setattr(module, name, reached)
     monkeypatch.setattr(runner, "init_states", reached)
