@@ -4,7 +4,7 @@ A run applies its skews in the order of `SKEWS`: numbers of examples, labels, dr
 """
 
 import dataclasses
-import inspect
+from typing import Any
 
 from fedjax_het.skews.amounts import AmountSkew, LongTail, PowerLaw, Quantity
 from fedjax_het.skews.base import FeatureSkew, LevelSkew, Skew
@@ -92,10 +92,10 @@ def register_skew(kind: type) -> type:
       {'brightness.shift': 0.3}
     """
     bases = ", ".join(base.__name__ for base in _BASES)
-    is_kind = inspect.isclass(kind) and issubclass(kind, _BASES)
-    require(is_kind, "kind", kind, f"a subclass of {bases}")
-    label = kind.__name__
-    for function in sorted(kind.__abstractmethods__):
+    require(issubclass(kind, _BASES), "kind", kind, f"a subclass of {bases}")
+    make: Any = kind
+    label = make.__name__
+    for function in sorted(make.__abstractmethods__):
         require(False, f"function {function} of {label}", None, "a function of the class")
     is_dataclass = "__dataclass_fields__" in vars(kind)
     require(is_dataclass, "kind", label, "a class with @dataclass(frozen=True, kw_only=True)")
@@ -106,14 +106,14 @@ def register_skew(kind: type) -> type:
     for field in dataclasses.fields(kind):
         has_default = (field.default, field.default_factory) != missing
         require(has_default, f"field {field.name} of {label}", None, "a default")
-    require_name(f"{label}.strength", kind.strength, field_types(kind))
+    require_name(f"{label}.strength", make.strength, field_types(make))
     expected = "a name that is no partition in the setting skew"
-    require(kind.name not in PARTITION_SKEWS, f"{label}.name", kind.name, expected)
+    require(make.name not in PARTITION_SKEWS, f"{label}.name", make.name, expected)
     # A dataclass without a docstring has its signature as docstring.
     summary = get_summary_line(kind)
     default = "a skew of the user" if summary.startswith(f"{label}(") else summary
     description = getattr(kind, "description", None) or default
-    SKEWS.add(KindEntry(kind.name, description, kind))
+    SKEWS.add(KindEntry(make.name, description, make))
     return kind
 
 

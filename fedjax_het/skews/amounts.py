@@ -13,7 +13,13 @@ from fedjax_het.utils.config import Bounds, NonNegativeFloat
 
 @dataclass(frozen=True, kw_only=True)
 class AmountSkew(Skew):
-    """A skew that gives clients other examples, on the host."""
+    """A skew that gives clients other examples, on the host.
+
+    Example:
+      >>> from fedjax_het.skews import SKEWS, AmountSkew
+      >>> [name for name, kind in SKEWS.items() if issubclass(kind.make, AmountSkew)]
+      ['long_tail', 'quantity', 'power_law']
+    """
 
     @abstractmethod
     def select_examples(
@@ -90,7 +96,14 @@ class SizeSkew(AmountSkew):
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity(SizeSkew):
-    """Sizes drawn from a symmetric Dirichlet distribution, as in NIID-Bench's quantity skew."""
+    """Sizes drawn from a symmetric Dirichlet distribution, as in NIID-Bench's quantity skew.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.skews import Quantity
+      >>> Quantity(alpha=0.5).draw_factors(np.random.default_rng(0), num_clients=3).shape
+      (3,)
+    """
 
     alpha: Annotated[float, Bounds(1e-3, 1e6)] = 0.5
     "Concentration of the Dirichlet distribution; a small value gives very unequal clients."
@@ -106,7 +119,15 @@ class Quantity(SizeSkew):
 
 @dataclass(frozen=True, kw_only=True)
 class PowerLaw(SizeSkew):
-    """Sizes that follow a power law of the rank: the client of rank r has r^-exponent."""
+    """Sizes that follow a power law of the rank: the client of rank r has r^-exponent.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.skews import PowerLaw
+      >>> factors = PowerLaw(exponent=1.0).draw_factors(np.random.default_rng(0), num_clients=4)
+      >>> sorted(factors.tolist())[::3]
+      [0.25, 1.0]
+    """
 
     exponent: NonNegativeFloat = 1.0
     "Exponent; 0 changes nothing."
@@ -125,6 +146,11 @@ class LongTail(AmountSkew):
 
     Class c of C keeps the share ratio^(-c / (C - 1)) of its examples, drawn at random from all
     clients. The other examples are used by no client.
+
+    Example:
+      >>> from fedjax_het.skews import LongTail
+      >>> LongTail(ratio=1).is_neutral
+      True
     """
 
     ratio: Annotated[float, Bounds(1)] = 10.0

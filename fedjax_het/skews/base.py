@@ -16,12 +16,25 @@ Levels = Literal["ramp", "uniform", "groups", "equal"]
 
 @dataclass(frozen=True, kw_only=True)
 class Skew(Kind, ABC):
-    """A kind of heterogeneity with its parameters; a value of the setting `skew`."""
+    """A kind of heterogeneity with its parameters; a value of the setting `skew`.
+
+    Example:
+      >>> from fedjax_het.skews import Noise, Skew
+      >>> isinstance(Noise(std=0.3), Skew), Noise.strength
+      (True, 'std')
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class LevelSkew(Skew):
-    """A skew whose strength is multiplied by a level in [0, 1] of each client."""
+    """A skew whose strength is multiplied by a level in [0, 1] of each client.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.skews import Noise
+      >>> Noise(levels="groups").draw_levels(np.random.default_rng(0), 4).shape
+      (4,)
+    """
 
     levels: Levels = "ramp"
     """Levels of the clients. "ramp": (k + 1) / K for client k, as in NIID-Bench's noise; "uniform":
@@ -73,6 +86,11 @@ class FeatureSkew(LevelSkew):
     """A skew of the images: each client sees its own examples, and its own tests, transformed.
 
     Values of images are in [0, 1]; `transform` may leave this range.
+
+    Example:
+      >>> from fedjax_het.skews import SKEWS, FeatureSkew
+      >>> [name for name, kind in SKEWS.items() if issubclass(kind.make, FeatureSkew)][:3]
+      ['rotation', 'inversion', 'contrast']
     """
 
     def validate_images(self, input_shape: tuple[int, int, int]) -> None:

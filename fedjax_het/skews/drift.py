@@ -19,6 +19,11 @@ class DriftSkew(Skew):
 
     A drift has `NUM_PHASES` phases of equal length in its first `rounds` rounds; the last phase
     lasts until the end of the run.
+
+    Example:
+      >>> from fedjax_het.skews import SKEWS, DriftSkew
+      >>> [name for name, kind in SKEWS.items() if issubclass(kind.make, DriftSkew)]
+      ['drift', 'arrival', 'churn']
     """
 
     rounds: PositiveInt = 50
@@ -51,6 +56,14 @@ class LabelDrift(DriftSkew):
 
     A client's examples are sorted by class, in an order of classes that each client draws. The
     window has the share `width` of the examples; it begins at the first and ends at the last one.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.skews import LabelDrift
+      >>> clients, labels = [np.arange(10)], np.arange(10) // 5
+      >>> phases = LabelDrift(width=0.5).select_active(np.random.default_rng(0), clients, labels, 2)
+      >>> len(phases), len(phases[0][0])
+      (10, 5)
     """
 
     width: Annotated[float, Bounds(0, 1, open_low=True)] = 0.5
@@ -81,7 +94,17 @@ def _take_window(ordered: np.ndarray, width: float, time: float) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassArrival(DriftSkew):
-    """Classes that arrive: the first phase has some classes, the last phase has all of them."""
+    """Classes that arrive: the first phase has some classes, the last phase has all of them.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.skews import ClassArrival
+      >>> clients, labels = [np.arange(10)], np.arange(10)
+      >>> skew = ClassArrival(initial=0.5)
+      >>> phases = skew.select_active(np.random.default_rng(0), clients, labels, num_classes=10)
+      >>> len(phases[0][0]), len(phases[-1][0])
+      (5, 10)
+    """
 
     initial: UnitInterval = 0.5
     "Share of the classes in the first phase."
@@ -105,6 +128,11 @@ class ClientChurn(DriftSkew):
 
     A share of the clients is present for one part of the phases only: half of them from a drawn
     phase on, half of them until a drawn phase. A client that is absent holds no examples.
+
+    Example:
+      >>> from fedjax_het.skews import ClientChurn
+      >>> ClientChurn(share=0.0).is_neutral
+      True
     """
 
     share: UnitInterval = 0.5

@@ -21,6 +21,13 @@ class Noise(FeatureSkew):
 
     Client k of K has noise of standard deviation std (k + 1) / K, of values in [0, 1] without
     clipping. The noise of an example is drawn once; NIID-Bench draws it at every access.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.skews import Noise
+      >>> levels, _ = Noise(std=0.5).make_parameters(np.random.default_rng(0), 2, (8, 8, 1))
+      >>> levels.tolist()
+      [0.25, 0.5]
     """
 
     std: NonNegativeFloat = 0.3
@@ -41,6 +48,13 @@ class Rotation(FeatureSkew):
     """Rotation around the center, counterclockwise, with bilinear interpolation and zeros outside.
 
     `levels="groups"` with four groups and 270 degrees are IFCA's rotations by 0, 90, 180 and 270.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.skews import Rotation
+      >>> angles, _ = Rotation(degrees=90).make_parameters(np.random.default_rng(0), 4, (8, 8, 1))
+      >>> sorted(angles.tolist())
+      [0.0, 0.0, 90.0, 90.0]
     """
 
     degrees: Degrees = 90.0
@@ -73,7 +87,13 @@ class Rotation(FeatureSkew):
 
 @dataclass(frozen=True, kw_only=True)
 class Blur(FeatureSkew):
-    """Gaussian blur; pixels outside the image have the value of the nearest pixel."""
+    """Gaussian blur; pixels outside the image have the value of the nearest pixel.
+
+    Example:
+      >>> from fedjax_het.skews import Blur
+      >>> Blur(sigma=1.5).get_static()  # the radius of the kernel in pixels
+      (5,)
+    """
 
     sigma: NonNegativeFloat = 2.0
     "Largest standard deviation of the kernel, in pixels."
@@ -102,7 +122,15 @@ class Blur(FeatureSkew):
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast(FeatureSkew):
-    """Lower contrast: each image moves toward its mean value."""
+    """Lower contrast: each image moves toward its mean value.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.skews import Contrast
+      >>> images = jnp.array([0.0, 1.0]).reshape(1, 1, 2, 1)
+      >>> Contrast.transform(images, 0.5, (), None).ravel().tolist()
+      [0.25, 0.75]
+    """
 
     amount: UnitInterval = 0.8
     "Largest share by which the differences from the mean shrink."
@@ -119,7 +147,14 @@ class Contrast(FeatureSkew):
 
 @dataclass(frozen=True, kw_only=True)
 class Color(FeatureSkew):
-    """Rotation of the hue, in the YIQ color space; brightness does not change."""
+    """Rotation of the hue, in the YIQ color space; brightness does not change.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.skews import Color
+      >>> Color.transform(jnp.ones((2, 8, 8, 3)), 180.0, (), None).shape
+      (2, 8, 8, 3)
+    """
 
     degrees: Degrees = 180.0
     "Largest angle of the hue in degrees."
@@ -151,7 +186,15 @@ _YIQ_TO_RGB = np.linalg.inv(_RGB_TO_YIQ.astype(np.float64)).astype(np.float32)
 
 @dataclass(frozen=True, kw_only=True)
 class Inversion(FeatureSkew):
-    """White and black exchanged: a mixture (1 - a) x + a (1 - x) with the client's a."""
+    """White and black exchanged: a mixture (1 - a) x + a (1 - x) with the client's a.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.skews import Inversion
+      >>> images = jnp.array([0.0, 0.25]).reshape(1, 1, 2, 1)
+      >>> Inversion.transform(images, 1.0, (), None).ravel().tolist()
+      [1.0, 0.75]
+    """
 
     amount: UnitInterval = 1.0
     "Largest share of the inverted image."
@@ -169,7 +212,15 @@ class Inversion(FeatureSkew):
 
 @dataclass(frozen=True, kw_only=True)
 class Resolution(FeatureSkew):
-    """Lower resolution: blocks of s x s pixels have their mean; s is rounded for each client."""
+    """Lower resolution: blocks of s x s pixels have their mean; s is rounded for each client.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.skews import Resolution
+      >>> images = jnp.array([0.0, 0.5, 1.0, 0.0]).reshape(1, 1, 4, 1)
+      >>> Resolution.transform(images, 2.0, (), None).ravel().tolist()
+      [0.25, 0.25, 0.5, 0.5]
+    """
 
     factor: Annotated[float, Bounds(1)] = 4.0
     "Largest side of a block in pixels."
@@ -198,6 +249,14 @@ class PixelPermutation(FeatureSkew):
     """A fixed permutation of a share of the pixels in each group of clients.
 
     The first group has no permutation. All channels of a pixel move together.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.skews import PixelPermutation
+      >>> skew = PixelPermutation(groups=3)
+      >>> _, sources = skew.make_parameters(np.random.default_rng(0), 6, (4, 4, 1))
+      >>> sources.shape
+      (3, 16)
     """
 
     share: UnitInterval = 1.0

@@ -12,7 +12,13 @@ from fedjax_het.utils.config import UnitInterval
 
 @dataclass(frozen=True, kw_only=True)
 class LabelSkew(LevelSkew):
-    """A skew that gives examples of a client other labels, on the host."""
+    """A skew that gives examples of a client other labels, on the host.
+
+    Example:
+      >>> from fedjax_het.skews import SKEWS, LabelSkew
+      >>> [name for name, kind in SKEWS.items() if issubclass(kind.make, LabelSkew)]
+      ['label_noise', 'concept']
+    """
 
     @abstractmethod
     def change_labels(
@@ -55,6 +61,13 @@ class LabelNoise(LabelSkew):
     """Wrong labels: each example of client k has a wrong label with probability rate * level_k.
 
     Tests have the true labels.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.skews import LabelNoise
+      >>> skew, labels = LabelNoise(rate=1.0, kind="pair"), np.array([0, 1, 2])
+      >>> skew.change_labels(np.random.default_rng(0), [np.arange(3)], labels, num_classes=3)
+      array([1, 2, 0])
     """
 
     rate: UnitInterval = 0.4
@@ -87,6 +100,12 @@ class ConceptShift(LabelSkew):
     """Another meaning of the labels: a permutation of a share of the classes in each group.
 
     The first group has the labels of the data set. A client's own test has the client's labels.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.skews import ConceptShift
+      >>> ConceptShift(share=1.0).make_label_maps(np.random.default_rng(0), 4, 10).shape
+      (4, 10)
     """
 
     share: UnitInterval = 1.0

@@ -47,7 +47,13 @@ KindT = TypeVar("KindT", bound=Kind)
 
 
 class KindEntry(NamedTuple):
-    """Entry of a kind in a registry."""
+    """Entry of a kind in a registry.
+
+    Example:
+      >>> from fedjax_het.skews import SKEWS
+      >>> SKEWS["noise"].make.__name__
+      'Noise'
+    """
 
     name: str
     "Word that names the kind in settings."
@@ -109,8 +115,8 @@ class KindSetting(Generic[KindT]):
         fields_by_name: dict[str, dict[str, Any]] = {}
         for key, value in settings.items():
             name, _, field = key.partition(".")
-            names = (*self.registry, *self._other_names)
-            require_name(self.name, name, names, listed_by=LIST_COMMAND)
+            for names in ((*self.registry, *self._other_names), self.registry):
+                require_name(self.name, name, names, listed_by=LIST_COMMAND)
             fields = fields_by_name.setdefault(name, {})
             if value is not True or field:
                 types = field_types(self.registry[name].make)
