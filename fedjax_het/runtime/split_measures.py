@@ -74,6 +74,13 @@ class SplitMeasures:
         examples: `label_total_variation` from the classes of all examples, `effective_classes`, and
         as requested `feature_distance`, `gradient_norm` ||grad F_k|| and `gradient_distance`
         ||grad F_k - grad F||.
+
+    Example:
+      >>> from fedjax_het import RunSpec, measure_split
+      >>> spec = RunSpec(dataset="digits", model="mlp", num_clients=3)
+      >>> measures = measure_split(spec, metrics=["gradient_dissimilarity"])
+      >>> list(measures.values), measures.client_values["gradient_norm"].shape
+      (['gradient_dissimilarity', 'gradient_variance'], (3,))
     """
 
     summary: PartitionSummary
