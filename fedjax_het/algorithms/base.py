@@ -22,7 +22,7 @@ from fedjax_het.core.work_items import CondensationWork
 from fedjax_het.data import Dataset, Partition
 from fedjax_het.nn import Model
 from fedjax_het.skews.assignment import Drift
-from fedjax_het.utils.config import NonNegativeInt
+from fedjax_het.utils.config import NonNegativeInt, PositiveInt
 
 Tree = Any
 
@@ -208,6 +208,21 @@ class ServerStage(NamedTuple):
     `num_iterations` (traced) more iterations. `server_examples` is None for a server without."""
 
 
+class AsynchronousSchedule(NamedTuple):
+    """Sizes of an asynchronous method, on which the simulation of its clients depends.
+
+    Example:
+      >>> from fedjax_het.algorithms.base import AsynchronousSchedule
+      >>> AsynchronousSchedule(buffer_size=5, max_staleness=20).buffer_size
+      5
+    """
+
+    buffer_size: PositiveInt
+    "Updates that the server collects before it changes its model."
+    max_staleness: NonNegativeInt
+    "Largest staleness of an update that the server uses."
+
+
 class Algorithm(NamedTuple):
     """A federated method: pure functions and their properties.
 
@@ -269,6 +284,9 @@ class Algorithm(NamedTuple):
     reads the rows of its own clients only; `init` makes the same row for every client, which does
     not depend on the weights of the initial model, since these may be pretrained.
     `build_federated_algorithm` finds out, and methods with `personal_variables` never do."""
+    asynchronous: AsynchronousSchedule | None = None
+    """Clients that train without waiting for each other, see `ClientInfo.staleness`; None: clients
+    of a round receive the same model."""
     condensation_work: CondensationWork | None = None
     "How clients condense their data instead of training; None: they train."
     round_inputs: tuple[RoundInput, ...] = ()

@@ -42,8 +42,8 @@ def fedprox(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     | Fashion-MNIST | 5, 2 | 0.1 | | 0.66 | -4.36 | |
     | Fashion-MNIST | 5, 2 | 0.5 | | -0.27 | -3.58 | |
 
-    Traffic, state and cost: FedAvg's. Departure from the paper: no client does fewer epochs than
-    the others, because the simulator has no stragglers.
+    Traffic, state and cost: FedAvg's. The setting `system="partial_work:stragglers=0.9"` gives the
+    paper's stragglers, which do fewer epochs.
 
     Args:
       training: the choices of local training.

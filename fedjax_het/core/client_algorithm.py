@@ -34,6 +34,8 @@ class ClientInfo(NamedTuple):
       num_steps: `[]` int32, number of minibatches in the round, over all passes.
       init_images: `[I, H, W, C]`, stored images from which a client that condenses data starts.
         I = 0 in local training.
+      staleness: `[]` int32, updates of the server since the client received its model; 0 unless the
+        method is asynchronous.
 
     Example:
       >>> import jax.numpy as jnp
@@ -47,6 +49,7 @@ class ClientInfo(NamedTuple):
     num_samples: jax.Array
     num_steps: jax.Array
     init_images: jax.Array
+    staleness: jax.Array | int = 0
 
 
 class ClientContext(NamedTuple):

@@ -174,6 +174,8 @@ class RoundSchedule(NamedTuple):
     "`[D, V, J]` int32: examples that the client holds."
     num_steps: np.ndarray
     "`[D, V, J]` int32: minibatches of the client."
+    staleness: np.ndarray
+    "`[D, V, J]` int32: updates of the server since the client received its model."
     init_example_ids: np.ndarray
     "`[D, V, J, I]` int32: examples from which a client that condenses data starts."
     batches: np.ndarray
@@ -336,6 +338,7 @@ class _Slots(NamedTuple):
     client_ids: Any
     num_samples: Any
     num_steps: Any
+    staleness: Any
     init_example_ids: Any
     weights: Any
     state_rows: Any
@@ -361,7 +364,8 @@ class _Lane(NamedTuple):
         facts = jax.tree.map(lambda a: take_row(a, slot), slots)
         client_key = jax.random.fold_in(inputs.key, facts.client_ids)
         init_images = inputs.examples.take(facts.init_example_ids, facts.client_ids)
-        client = ClientInfo(facts.client_ids, facts.num_samples, facts.num_steps, init_images)
+        counts = facts.num_samples, facts.num_steps
+        client = ClientInfo(facts.client_ids, *counts, init_images, facts.staleness)
         return ClientContext(inputs.hp, inputs.message, client, client_key)
 
     def begin(self, slots: _Slots, slot: jax.Array) -> _ActiveClient:

@@ -60,6 +60,8 @@ class RoundPlan(NamedTuple):
     "Minibatches of each of `clients`, `[n]`; None: all minibatches of the round."
     seconds: float | None = None
     "Simulated seconds of the round; None without simulated time."
+    staleness: np.ndarray | None = None
+    "Updates of the server since each of `clients` received its model, `[n]`; None: 0."
 
 
 class WorkCounts(NamedTuple):
@@ -310,6 +312,7 @@ class Scheduler:
             weights=np.zeros((d_, v_, j_), np.float32),
             num_samples=zeros(d_, v_, j_),
             num_steps=zeros(d_, v_, j_),
+            staleness=zeros(d_, v_, j_),
             init_example_ids=zeros(d_, v_, j_, self.work_items.num_init_examples),
             batches=zeros(d_, t_, v_, batch_size),
             batch_sizes=zeros(d_, t_, v_),
@@ -336,6 +339,9 @@ class Scheduler:
         schedule.client_ids[slots] = schedule.state_rows[slots] = work_ids
         schedule.weights[slots] = weights[work_ids] / total
         schedule.num_samples[slots], schedule.num_steps[slots] = sizes[work_ids], steps
+        if self._plans is not None and (plan := self._plans[round_index]).staleness is not None:
+            by_client = dict(zip(plan.clients.tolist(), plan.staleness.tolist(), strict=True))
+            schedule.staleness[slots] = [by_client[k] for k in work_ids.tolist()]
         if isinstance(work_items, ClientClassWork) and work_items.num_init_examples:
             init_examples = work_items.draw_init_examples(seed, round_index, work_ids)
             schedule.init_example_ids[slots] = init_examples

@@ -28,6 +28,7 @@ from fedjax_het.data import Partition, partition_from_clients
 from fedjax_het.runtime.data_assignment import DataAssignment
 from fedjax_het.systems import (
     SYSTEM_SETTING,
+    AsynchronousSimulation,
     Bandwidth,
     DeviceTrace,
     Federation,
@@ -90,8 +91,8 @@ def _simulate_system(
 ) -> list[RoundPlan] | None:
     """Return the clients of each round under system heterogeneity; None for a run without."""
     spec = assignment.spec
-    models = SYSTEM_SETTING.parse(spec.system)
-    if not models:
+    models, asynchronous = SYSTEM_SETTING.parse(spec.system), algorithm.asynchronous
+    if not models and asynchronous is None:
         return None
     traffic = Traffic(0, 0)
     if any(isinstance(model, Bandwidth | DeviceTrace) for model in models):
@@ -106,7 +107,13 @@ def _simulate_system(
         bytes_up_per_class=traffic.up_per_class,
     )
     can_train_partly = algorithm.extra_passes == 0
-    simulation = SystemSimulation(models, federation, can_train_partly=can_train_partly)
+    simulation = (
+        SystemSimulation(models, federation, can_train_partly=can_train_partly)
+        if asynchronous is None
+        else AsynchronousSimulation(
+            models, federation, **asynchronous._asdict(), can_train_partly=can_train_partly
+        )
+    )
 
     def get_workload(round_index: int) -> Workload:
         return work.of_round(round_index).make_workload(algorithm.extra_passes)

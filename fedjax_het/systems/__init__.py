@@ -1,5 +1,6 @@
 """Kinds of system heterogeneity as settings that combine: `SystemModel` and `SYSTEMS`."""
 
+from fedjax_het.systems.asynchronous import AsynchronousSimulation
 from fedjax_het.systems.availability import (
     AvailabilityModel,
     AvailabilityTrace,
@@ -30,6 +31,7 @@ SYSTEMS = SYSTEM_SETTING.registry
 __all__ = [
     "SYSTEMS",
     "SYSTEM_SETTING",
+    "AsynchronousSimulation",
     "AvailabilityModel",
     "AvailabilityTrace",
     "Bandwidth",

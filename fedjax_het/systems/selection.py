@@ -17,7 +17,7 @@ class ClientSelection(SystemModel):
     neutral: ClassVar[float | None] = None
 
     def select(
-        self, federation: Federation, available: np.ndarray, count: int, round_index: int
+        self, federation: Federation, available: np.ndarray, count: int, *path: int
     ) -> np.ndarray:
         """Return the selected clients.
 
@@ -25,7 +25,7 @@ class ClientSelection(SystemModel):
           federation: the clients.
           available: ids of the clients that are available, ascending.
           count: number of clients to select; fewer are selected if fewer are available.
-          round_index: the round.
+          *path: the round, and the number of the draw in the round if it has several.
 
         Returns:
           Ids of the selected clients, in the order of the draw.
@@ -37,9 +37,9 @@ class ClientSelection(SystemModel):
 class UniformSelection(ClientSelection):
     """Uniform draws without replacement, the rule of runs without this setting."""
 
-    def select(self, federation, available, count, round_index):
+    def select(self, federation, available, count, *path):
         """Draw the clients."""
-        rng = make_host_rng(federation.seed, Stream.PARTICIPATION, round_index)
+        rng = make_host_rng(federation.seed, Stream.PARTICIPATION, *path)
         return rng.choice(available, min(count, len(available)), replace=False)
 
 
@@ -54,11 +54,11 @@ class SelectionBySize(ClientSelection):
     strength: ClassVar[str] = "power"
     neutral: ClassVar[float | None] = 0
 
-    def select(self, federation, available, count, round_index):
+    def select(self, federation, available, count, *path):
         """Draw the clients that have examples."""
         available = available[federation.sizes[available] > 0]
         weights = federation.sizes[available] ** float(self.power)
-        rng = make_host_rng(federation.seed, Stream.PARTICIPATION, round_index)
+        rng = make_host_rng(federation.seed, Stream.PARTICIPATION, *path)
         count = min(count, len(available))
         return rng.choice(available, count, replace=False, p=weights / weights.sum())
 
@@ -78,9 +78,9 @@ class CyclicSelection(ClientSelection):
     strength: ClassVar[str] = "groups"
     neutral: ClassVar[float | None] = 1
 
-    def select(self, federation, available, count, round_index):
+    def select(self, federation, available, count, *path):
         """Draw the clients of the round's group."""
         rng = self.make_rng(federation.partition_seed)
         groups = rng.permutation(np.arange(federation.num_clients) % self.groups)
-        members = available[groups[available] == round_index % self.groups]
-        return UniformSelection().select(federation, members, count, round_index)
+        members = available[groups[available] == path[0] % self.groups]
+        return UniformSelection().select(federation, members, count, *path)

@@ -127,10 +127,7 @@ class SystemSimulation:
         is_ready &= durations <= limit
         # A client that fails is known to have failed at the time at which it would be ready.
         end_times = np.minimum(durations, limit)
-        if self._dropout is not None:
-            rng = self._dropout.make_rng(federation.seed, round_index)
-            draws = rng.random(federation.num_clients)[selected]
-            is_ready &= draws >= self._dropout.probability
+        is_ready &= ~self._draw_failures(selected, round_index)
         ready = np.flatnonzero(is_ready)
         seconds = float(end_times.max(initial=0.0))
         if self._over_selection is not None and len(ready) >= federation.cohort_size:
@@ -162,6 +159,13 @@ class SystemSimulation:
         unit = self._get_unit(workload, selected, partial_work.unit)
         partial = np.ceil(shares * (num_steps - fixed) / unit - 1e-9).astype(np.int64) * unit
         return np.minimum(num_steps, fixed + partial)
+
+    def _draw_failures(self, selected: np.ndarray, *path: int) -> np.ndarray:
+        """Return whether each selected client fails, bool `[n]`."""
+        if self._dropout is None:
+            return np.zeros(len(selected), bool)
+        rng = self._dropout.make_rng(self._federation.seed, *path)
+        return rng.random(self._federation.num_clients)[selected] < self._dropout.probability
 
     def _fit_deadline(
         self, workload: Workload, selected: np.ndarray, num_steps: np.ndarray, times: _Times

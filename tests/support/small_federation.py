@@ -18,7 +18,7 @@ from fedjax_het.core.task import Task
 from fedjax_het.core.work_items import ClientClassWork, ClientWork
 from fedjax_het.data import dataset_from_arrays, partition_from_clients
 from fedjax_het.nn import Model
-from fedjax_het.systems import Federation, SystemModel, SystemSimulation
+from fedjax_het.systems import AsynchronousSimulation, Federation, SystemModel, SystemSimulation
 from support.data import (
     BATCH_SIZE,
     CLIENT_SIZES,
@@ -152,14 +152,21 @@ class FederationSetting:
                 partition, labels, NUM_CLASSES, algorithm.condensation_work, self.batch_size
             )
         settings = RoundSettings(self.seed, self.rounds, self.participation, self.averaging)
-        plans = self.plan_rounds(units, algorithm.extra_passes) if self.systems else None
+        has_plans = self.systems or algorithm.asynchronous is not None
+        plans = self.plan_rounds(units, algorithm) if has_plans else None
         return Scheduler(units, settings, self.plan.blocks, self.plan.lanes, plans)
 
-    def plan_rounds(self, work, extra_passes):
+    def plan_rounds(self, work, algorithm):
         cohort_size = compute_cohort_size(len(self.sizes), self.participation)
         federation = Federation(np.array(self.sizes), cohort_size, self.seed, self.seed)
-        simulation = SystemSimulation(self.systems, federation)
-        get_workload = lambda r: work.make_workload(extra_passes)  # noqa: E731
+        simulation = (
+            SystemSimulation(self.systems, federation)
+            if algorithm.asynchronous is None
+            else AsynchronousSimulation(
+                self.systems, federation, **algorithm.asynchronous._asdict()
+            )
+        )
+        get_workload = lambda r: work.make_workload(algorithm.extra_passes)  # noqa: E731
         return list(simulation.simulate_rounds(get_workload, self.rounds))
 
 
