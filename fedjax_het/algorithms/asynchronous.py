@@ -21,7 +21,7 @@ class ModelHistory(NamedTuple):
     models: Tree
     "Variables of version v in row v mod n, `[n, ...]`."
     version: jax.Array
-    "`[]` int32: number of updates of the server, the version of its model."
+    "`[]` int32: number of changes of the model."
 
 
 def compute_staleness_weight(staleness: jax.Array, exponent: jax.Array) -> jax.Array:
@@ -97,11 +97,12 @@ def build_asynchronous_algorithm(
     def update_server(hp, server, client_update, counts):
         new_server = add_mean_change(hp, server, client_update.mean)
         models, version = server.extra
-        row = (version + 1) % num_models
+        version += counts.num_trained > 0
+        row = version % num_models
         models = jax.tree.map(
             lambda rows, leaf: set_row(rows, leaf, row), models, new_server.variables
         )
-        return ServerMessage(new_server.variables, ModelHistory(models, version + 1))
+        return ServerMessage(new_server.variables, ModelHistory(models, version))
 
     def _start_history(variables: Tree) -> ModelHistory:
         models = jax.tree.map(

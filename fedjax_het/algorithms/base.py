@@ -217,8 +217,9 @@ class AsynchronousSchedule(NamedTuple):
       5
     """
 
-    buffer_size: PositiveInt
-    "Updates that the server collects before it changes its model."
+    buffer_size: PositiveInt | None
+    """Updates that the server collects before it changes its model; None: half of the clients that
+    train at a time."""
     max_staleness: NonNegativeInt
     "Largest staleness of an update that the server uses."
 

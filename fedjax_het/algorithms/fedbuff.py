@@ -14,8 +14,9 @@ from fedjax_het.utils.config import Config, NonNegativeFloat, NonNegativeInt, Po
 class AsynchronousOptions(Config):
     """Options of FedBuff."""
 
-    buffer_size: PositiveInt = 5
-    "Updates that the server collects before it changes the model."
+    buffer_size: PositiveInt | None = None
+    """Updates that the server collects before it changes the model (default: half of the clients
+    that train at a time)."""
     max_staleness: NonNegativeInt = 20
     """Largest staleness of an update that the server uses, in changes of the model; it stores one
     more models."""

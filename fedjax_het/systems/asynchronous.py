@@ -37,7 +37,7 @@ class AsynchronousSimulation(SystemSimulation):
       models: the kinds of system heterogeneity of the run. Without devices a minibatch takes one
         second at every client.
       federation: the clients; `cohort_size` is the number of clients that train at a time.
-      buffer_size: updates of a change of the model.
+      buffer_size: updates of a change of the model; None: half of the clients that train at a time.
       max_staleness: largest staleness of an update that the server uses.
       can_train_partly: whether clients may end local training at any minibatch.
 
@@ -62,7 +62,7 @@ class AsynchronousSimulation(SystemSimulation):
         models: Sequence[SystemModel],
         federation: Federation,
         *,
-        buffer_size: int,
+        buffer_size: int | None,
         max_staleness: int,
         can_train_partly: bool = True,
     ):
@@ -74,6 +74,7 @@ class AsynchronousSimulation(SystemSimulation):
                 raise ConfigError(f"system {model.name}: expected a method with synchronous rounds")
         always_fails = self._dropout is not None and self._dropout.probability == 1
         require(not always_fails, "system dropout:probability", 1, "a number below 1")
+        buffer_size = buffer_size or max(1, federation.cohort_size // 2)
         expected = f"at most {federation.cohort_size}, the number of clients that train at a time"
         require(buffer_size <= federation.cohort_size, "buffer_size", buffer_size, expected)
         self._buffer_size, self._max_staleness = buffer_size, max_staleness
@@ -92,18 +93,18 @@ class AsynchronousSimulation(SystemSimulation):
         """
         federation, availability = self._federation, self._availability
         self._state = None if availability is None else availability.start(federation)
-        self._is_available, self._state_version = np.ones(federation.num_clients, bool), -1
+        self._is_available, self._state_round = np.ones(federation.num_clients, bool), -1
         is_free = np.ones(federation.num_clients, bool)
         arrivals: list[_Arrival] = []
         buffer: list[_Arrival] = []
         time = start_time = 0.0
-        version = num_started = num_in_round = num_draws = 0
-        while version < num_rounds:
+        round_index = version = num_started = num_in_round = num_draws = 0
+        while round_index < num_rounds:
             if not arrivals and availability is not None:
                 time = availability.find_next_time(self._state, time)
             count = federation.cohort_size - len(arrivals)
-            path = (version, num_draws) if num_draws else (version,)
-            started = self._start_clients(get_workload(version), is_free, count, path, time)
+            path = (round_index, num_draws) if num_draws else (round_index,)
+            started = self._start_clients(get_workload(round_index), is_free, count, path, time)
             num_draws += 1
             for k, num_steps, seconds, fails in started:
                 arrival = _Arrival(time + seconds, num_started, k, version, num_steps, fails)
@@ -113,7 +114,7 @@ class AsynchronousSimulation(SystemSimulation):
             is_idle = not arrivals  # no client is available: the server uses the updates it has
             if arrivals:
                 time = arrivals[0].time
-            while version < num_rounds and (is_idle or (arrivals and arrivals[0].time == time)):
+            while round_index < num_rounds and (is_idle or (arrivals and arrivals[0].time == time)):
                 if not is_idle:
                     arrival = heapq.heappop(arrivals)
                     if arrival.fails or version - arrival.version > self._max_staleness:
@@ -123,7 +124,8 @@ class AsynchronousSimulation(SystemSimulation):
                 if len(buffer) == self._buffer_size or is_idle:
                     yield _make_plan(buffer, version, num_in_round, time - start_time)
                     is_free[[each.client for each in buffer]] = True
-                    version, start_time, num_in_round, num_draws = version + 1, time, 0, 0
+                    version += any(each.num_steps > 0 for each in buffer)
+                    round_index, start_time, num_in_round, num_draws = round_index + 1, time, 0, 0
                     buffer, is_idle = [], False
 
     def _start_clients(
@@ -135,17 +137,17 @@ class AsynchronousSimulation(SystemSimulation):
         time: float,
     ) -> list[tuple[int, int, float, bool]]:
         """Select clients; return id, minibatches, seconds, and whether each fails."""
-        version, federation, rates = path[0], self._federation, self._rates
+        round_index, federation, rates = path[0], self._federation, self._rates
         if self._availability is not None and (
-            self._availability.needs_clock or version != self._state_version
+            self._availability.needs_clock or round_index != self._state_round
         ):
             self._is_available, self._state = self._availability.find_available(
-                self._state, federation, version, time
+                self._state, federation, round_index, time
             )
-            self._state_version = version
+            self._state_round = round_index
         candidates = np.flatnonzero(is_free & self._is_available)
         selected = self._selection.select(federation, candidates, count, *path)
-        num_steps = self._draw_num_steps(workload, selected, version)
+        num_steps = self._draw_num_steps(workload, selected, round_index)
         seconds = rates.transfer_seconds + rates.class_seconds * workload.num_classes
         seconds = seconds[selected] + rates.step_seconds[selected] * num_steps
         fails = self._draw_failures(selected, *path)

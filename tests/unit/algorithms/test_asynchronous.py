@@ -6,6 +6,7 @@ from support.algorithm_builders import bind_options
 from support.data import BATCH_SIZE
 from support.reference_loop import ReferenceFedAvg, run_and_compare
 from support.small_federation import make_small_federation
+from support.small_runs import KilledError, assert_results_equal, make_killing_callback
 
 from fedjax_het import ConfigError, RunSpec, simulate
 from fedjax_het.algorithms.fedasync import fedasync
