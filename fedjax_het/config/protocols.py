@@ -10,13 +10,15 @@ train in each of 50 rounds, for 10 local epochs in batches of 64. A new optimize
 SGD with learning rate 0.01, momentum 0.9 and weight decay 1e-5 (`--reg`). Averages are weighted by
 numbers of examples. Labels follow Dir(0.5), and each party has at least 10 examples. Departures:
 
-* The package has no network of the benchmark's size. `cnn` has its structure (two 5x5 convolutions,
-  each with a 2x2 max pool, then hidden layers) with 32 and 64 filters instead of 6 and 16. It needs
-  images of 16x16 or more: the digits and a user's data set have `mlp`.
+* The network is `cnn`, which has the structure of the benchmark's network `lenet5` (two 5x5
+  convolutions, each with a 2x2 max pool, then hidden layers) with 32 and 64 filters instead of 6
+  and 16. It needs images of 16x16 or more: the digits and a user's data set have `mlp`.
 * Images are normalized by the data set's usual mean and standard deviation, because methods that
   condense or generate images expect that. The benchmark scales gray images to [0, 1].
 * Images are not augmented. The benchmark crops and flips color images at random.
 * Methods have their default hyperparameters. The benchmark tunes FedProx's mu per data set.
+
+`niid_bench` is `standard` without the first departure, and with gray and color images in [0, 1].
 """
 
 import math
@@ -114,16 +116,15 @@ _STANDARD_HYPERPARAMETERS = {
     "local_lr": _make_sgd_value(0.01),
     "local_weight_decay": _make_sgd_value(1e-5),
 }
+_DOWNLOADED = tuple(name for name in DATASETS.built_in if name not in _DIGITS)
+_STANDARD = (
+    _make_rule("standard", _STANDARD_HYPERPARAMETERS),
+    DefaultsRule(datasets=_DOWNLOADED, settings={"model": "cnn"}),
+    # Clients of the digits make about 30 steps in a round, in which a mu of 0.01 does nothing.
+    DefaultsRule(datasets=_DIGITS, hp={"prox_mu": 0.1}),
+)
 PROTOCOLS: dict[str, tuple[DefaultsRule, ...]] = {
-    "standard": (
-        _make_rule("standard", _STANDARD_HYPERPARAMETERS),
-        DefaultsRule(
-            datasets=tuple(name for name in DATASETS.built_in if name not in _DIGITS),
-            settings={"model": "cnn"},
-        ),
-        # Clients of the digits make about 30 steps in a round, in which a mu of 0.01 does nothing.
-        DefaultsRule(datasets=_DIGITS, hp={"prox_mu": 0.1}),
-    ),
+    "standard": _STANDARD,
     "dynafed": (_make_rule("dynafed"),),
     "fedaf": _FEDAF,
     # FedDM's setting in its public re-implementations, since the authors' code is not public. They
@@ -176,12 +177,18 @@ PROTOCOLS: dict[str, tuple[DefaultsRule, ...]] = {
         ),
         DefaultsRule(datasets=_DIGITS, settings={"model": "mlp"}),
     ),
+    "niid_bench": (
+        *_STANDARD,
+        DefaultsRule(settings={"normalization": "unit"}),
+        DefaultsRule(datasets=_DOWNLOADED, settings={"model": "lenet5"}),
+    ),
 }
 """Rules of each protocol, by name."""
 OWN_PROTOCOL = "own"
 """Value of the setting `protocol` that stands for the default protocol of each method."""
 _SOURCES = {
     "standard": "NIID-Bench, Li et al., ICDE 2022",
+    "niid_bench": "Li et al., ICDE 2022",
     "dynafed": "Pi et al., CVPR 2023",
     "fedaf": "Wang et al., CVPR 2024",
     "feddm": "public re-implementations of Xiong et al., CVPR 2023",

@@ -96,6 +96,7 @@ def _make_tfds_spec(
 _DIGITS_SPLIT_SEED, _DIGITS_TEST_FRACTION = 0, 0.2
 _EMNIST_45_CLASSES, _EMNIST_45_TEST_IMAGES, _EMNIST_45_SEED = 45, 10_000, 45
 _POOLED_SEED, _POOLED_TEST_FRACTION, _TWENTIETH_SEED = 75, 0.25, 20
+_TENTH_SEED = 10
 # EMNIST Balanced merges letters whose two cases look alike; the other lower-case letters remain.
 _BALANCED_CLASSES = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"
 _BYCLASS_CLASSES = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -206,15 +207,36 @@ def select_twentieth(
       `(arrays, meta)` of the smaller splits. Images keep their order.
     """
     arrays, meta = divide_pooled_splits(arrays, meta)
-    rng = np.random.default_rng(_TWENTIETH_SEED)
+    return _draw_fraction(arrays, ("train", "test"), 20, _TWENTIETH_SEED), meta
+
+
+def select_tenth(arrays: dict[str, np.ndarray], meta: dict) -> tuple[dict[str, np.ndarray], dict]:
+    """Draw a tenth of each class of the training split, rounded up; the test split is unchanged.
+
+    Args:
+      arrays: images and labels of both splits by name.
+      meta: facts of the data set by name, with class names.
+
+    Returns:
+      `(arrays, meta)` with the smaller training split. Images keep their order.
+    """
+    return arrays | _draw_fraction(arrays, ("train",), 10, _TENTH_SEED), meta
+
+
+def _draw_fraction(
+    arrays: dict[str, np.ndarray], splits: tuple[str, ...], divisor: int, seed: int
+) -> dict[str, np.ndarray]:
+    """Draw 1 / divisor of the examples of each class of some splits, rounded up."""
+    rng = np.random.default_rng(seed)
     selected: dict[str, np.ndarray] = {}
-    for split in ("train", "test"):
-        pools = shuffle_by_class(rng, arrays[f"{split}_labels"], len(meta["class_names"]))
-        rows = np.sort(np.concatenate([pool[: -(-len(pool) // 20)] for pool in pools]))
+    for split in splits:
+        labels = arrays[f"{split}_labels"]
+        pools = shuffle_by_class(rng, labels, int(labels.max()) + 1)
+        rows = np.sort(np.concatenate([pool[: -(-len(pool) // divisor)] for pool in pools]))
         selected |= {
             f"{split}_{part}": arrays[f"{split}_{part}"][rows] for part in ("images", "labels")
         }
-    return selected, meta
+    return selected
 
 
 DATASETS: Registry[DatasetSpec] = Registry(
@@ -247,6 +269,18 @@ DATASETS: Registry[DatasetSpec] = Registry(
             select_twentieth,
         ),
         _make_tfds_spec("cifar10", "CIFAR-10: 50,000 + 10,000 color 32x32 images, 10 classes"),
+        *(
+            _make_tfds_spec(
+                f"{name}_tenth",
+                f"a tenth of the training images of {name}, and all test images: {sizes} images",
+                TfdsSource(name, name),
+                select_tenth,
+            )
+            for name, sizes in (
+                *(("mnist", "6,005 + 10,000"), ("fashion_mnist", "6,000 + 10,000")),
+                ("cifar10", "5,000 + 10,000"),
+            )
+        ),
         _make_tfds_spec("cifar100", "CIFAR-100: 50,000 + 10,000 color 32x32 images, 100 classes"),
         _make_dataset_spec(
             "cinic10",

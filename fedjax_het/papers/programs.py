@@ -61,6 +61,7 @@ PROGRAM_MODULES = {
     "fsl.fig9": "fsl.fig9",
     "fsl.fig10": "fsl.figures",
     "fsl.fig11": "fsl.figures",
+    "niid_bench.table3": "niid_bench.table3",
     "pfllib.table": "pfllib.table",
 }
 

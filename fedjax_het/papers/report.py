@@ -33,6 +33,7 @@ PAPERS = {
     "fedaf": "FedAF (Wang et al., 2024)",
     "fedamp": "FedAMP (Huang et al., AAAI 2021)",
     "fsl": "FSL (Mai et al., 2022)",
+    "niid_bench": "NIID-Bench (Li et al., ICDE 2022)",
     "pfllib": "PFLlib's leaderboard (Zhang et al., JMLR 2025)",
 }
 MIN_WIDE_PIXELS = 900  # width of a figure whose texts are unreadable at the width of a phone

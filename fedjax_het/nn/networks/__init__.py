@@ -11,7 +11,7 @@ from fedjax_het.nn.network import (
     check_network_definition,
     to_model,
 )
-from fedjax_het.nn.networks import cnn, convnet, fsl_cnn, mlp, resnet18
+from fedjax_het.nn.networks import cnn, convnet, fsl_cnn, lenet5, mlp, resnet18
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.registry import Registry, get_summary_line
 
@@ -19,7 +19,10 @@ NETWORKS: Registry[NetworkSpec] = Registry(
     "network",
     [
         NetworkSpec(make.__name__, make, get_summary_line(make))
-        for make in (mlp.mlp, convnet.convnet, cnn.cnn, fsl_cnn.fsl_cnn, resnet18.resnet18)
+        for make in (
+            *(mlp.mlp, convnet.convnet, cnn.cnn, fsl_cnn.fsl_cnn, lenet5.lenet5),
+            resnet18.resnet18,
+        )
     ],
     argument="model",
 )

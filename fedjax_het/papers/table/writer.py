@@ -229,7 +229,9 @@ def list_protocol_deviations(experiment: TableDeclaration, cells: Sequence[Table
 def _make_paper_spec(experiment: TableDeclaration, cell: TableCell) -> RunSpec:
     """Return the settings of a cell's run in the paper."""
     method, settings = experiment.merge_row_settings(cell.method, cell.dataset)
-    settings |= {"model": cell.model, "classes": cell.classes, "protocol": experiment.paper}
+    settings |= {"model": cell.model, "protocol": experiment.paper}
+    if cell.classes is not None:
+        settings["classes"] = cell.classes
     return RunSpec(method, cell.dataset, **settings).resolved()
 
 

@@ -169,6 +169,22 @@ def test_pooled_fashion_mnist(tmp_path, monkeypatch):
     assert load_dataset("fashion_mnist_pooled", data_dir=tmp_path).digest() != dataset.digest()
 
 
+@pytest.mark.parametrize("name", ["mnist_tenth", "fashion_mnist_tenth", "cifar10_tenth"])
+def test_tenth_of_the_training_images(name, tmp_path):
+    original, labels = name.removesuffix("_tenth"), np.repeat(np.arange(10), [40] * 9 + [41])
+    shape = (32, 32, 3) if original == "cifar10" else (28, 28, 1)
+    images = np.random.default_rng(0).integers(0, 256, (401, *shape), np.uint8)
+    content = {"train": (images, labels), "test": (images[:20], labels[:20])}
+    write_tfds_dataset(tmp_path, original, shape, 10, content=content)
+    small = load_dataset(name, data_dir=tmp_path, normalization="unit")
+    assert np.bincount(small.train_labels).tolist() == [4] * 9 + [5]
+    pairs = as_pairs(small.train_images, small.train_labels)
+    assert len({*pairs}) == 41 and {*pairs} < {*as_pairs(images, labels)}
+    full = load_dataset(original, data_dir=tmp_path, normalization="unit")
+    np.testing.assert_array_equal(small.test_images, full.test_images)
+    np.testing.assert_array_equal(small.test_labels, full.test_labels)
+
+
 def test_emnist_45_counts():
     """108,000 and 10,000 of EMNIST Balanced's 2,400 and 400 for each class."""
     arrays = {

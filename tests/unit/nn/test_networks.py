@@ -58,6 +58,8 @@ def assert_trees_close(actual, expected, tolerance):
         ("mlp", (8, 8, 1), 3, {"hidden": (5,)}, 64 * 5 + 5 + 5 * 3 + 3),
         ("cnn", (28, 28, 1), 10, {}, 582_026),
         ("cnn", (32, 32, 3), 10, {}, 878_538),
+        ("lenet5", (28, 28, 1), 10, {}, 44_426),
+        ("lenet5", (32, 32, 3), 10, {}, 62_006),
         ("fsl_cnn", (28, 28, 1), 45, {}, 1_409_197),
         ("fsl_cnn", (32, 32, 3), 10, {}, 545_098),
         ("fsl_cnn", (8, 8, 1), 10, {}, 320 + 18_496 + (9 * 64 + 1) * 128 + 1290),
@@ -184,6 +186,7 @@ def test_init_depends_on_key():
         (("resnet18", (8, 8, 1), 10, {"norm": "group"}), "norm"),
         (("resnet18", (8, 8, 1), 10, {"width": -1}), "width"),
         (("cnn", (8, 8, 1), 10), "16x16"),
+        (("lenet5", (8, 8, 1), 10), "16x16"),
         (("fsl_cnn", (8, 3, 1), 10), "4x4"),
         (("fsl_cnn", (8, 8, 1), 10, {"width": 8}), "width"),
     ],
@@ -247,6 +250,12 @@ def cnn_in_float64(params, x):
     return dense(np.maximum(dense(x, params["hidden"]), 0), params["head"])
 
 
+def lenet5_in_float64(params, x):
+    for layer in ("conv1", "conv2"):
+        x = max_pool_in_float64(np.maximum(convolve(x, params[layer], 0), 0))
+    return mlp_in_float64(params, x)
+
+
 def fsl_cnn_in_float64(params, x):
     """Gray images meet one pool and a second convolution without padding, color images two."""
     is_gray = x.shape[-1] == 1
@@ -286,6 +295,7 @@ def train_apply(model):
     [
         ("mlp", (4, 5, 2), {"hidden": (7, 6)}, mlp_in_float64, 1e-5),
         ("cnn", (17, 20, 2), {}, cnn_in_float64, 1e-5),
+        ("lenet5", (17, 20, 2), {}, lenet5_in_float64, 1e-5),
         ("fsl_cnn", (9, 8, 1), {}, fsl_cnn_in_float64, 1e-5),
         ("fsl_cnn", (9, 8, 3), {}, fsl_cnn_in_float64, 1e-5),
         *(
