@@ -245,9 +245,10 @@ class RunSettings:
     """Seed of the partition and of the clients' test data (default: the seed of all random
     draws)."""
     protocol: str | None = None
-    """Experiment that provides omitted settings: standard, niid_bench, pfllib, dynafed, fedaf, feddm,
-    fedamp, fsl, or own, the method's default. Methods of the last five papers have their paper's
-    protocol by default. All other methods, and sweeps with several defaults, have standard."""
+    """Experiment that provides omitted settings: standard, niid_bench, pfllib, dynafed, fedaf,
+    feddm, fedamp, fsl, or own, the method's default. Methods of the last five papers have their
+    paper's protocol by default. All other methods, and sweeps with several defaults, have standard.
+    """
     client_tests: bool | None = None
     """Evaluate each client on test data distributed like its training data (default: only for
     personalized methods)."""
