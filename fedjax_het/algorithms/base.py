@@ -258,6 +258,10 @@ class Algorithm(NamedTuple):
     "`traffic(hp, state) -> Traffic`, from arrays or from their shapes."
     initial_traffic: Callable[[FederationData], InitialTraffic] = lambda data: InitialTraffic()
     "`initial_traffic(federation_data) -> InitialTraffic`; default: 0 bytes."
+    compressed_params: Callable[[State], Tree] | None = None
+    """`compressed_params(state) -> parameters` whose change clients compress by
+    `LocalTraining.compressor`; `traffic` counts them as they are. None: nothing is compressed, and
+    runs with the setting `compression` are refused."""
 
     # --- evaluation ---
 

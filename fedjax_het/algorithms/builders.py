@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.algorithms.base import Algorithm, RoundInfo, State, Traffic
+from fedjax_het.algorithms.compressed_uploads import select_sent_params, with_compressed_change
 from fedjax_het.algorithms.local_parameters import (
+    ParameterSplit,
     get_personal_variables,
     split_parameters,
     with_local_parameters,
@@ -38,6 +40,7 @@ from fedjax_het.core.drift import split_drift, with_drift_sums
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining, ServerMessage
 from fedjax_het.utils.arrays import AnyArray, make_key
+from fedjax_het.utils.arrays import num_bytes as num_bytes
 
 Tree = Any
 
@@ -82,6 +85,7 @@ def build_federated_algorithm(
         [HyperParameters, Any, ClientUpdate, CohortCounts], Any
     ] = lambda hp, server, client_update, counts: add_mean_change(hp, server, client_update.mean),
     make_message: Callable[[Any, Cohort], Any] = lambda server, cohort: server,
+    unsent: ParameterSplit | None = None,
 ) -> Algorithm:
     """Return a method whose clients train locally and whose server combines their updates.
 
@@ -89,6 +93,9 @@ def build_federated_algorithm(
     its own test is made with that model: one more model per client. With
     `training.returns_client_models` a round returns the models of its S clients after local
     training, on every device: memory of up to 2 S models.
+
+    With `training.compressor` the change of the parameters in `ClientUpdate.mean` is compressed,
+    unless a round returns the clients' models. All other parts of the upload stay as they are.
 
     With `training.local_parameters` (see `AlgorithmSpec.local_parameters`) the server's state, the
     messages and the uploads contain no local parameters. `init_server` receives the initial
@@ -108,6 +115,8 @@ def build_federated_algorithm(
         `variables`. Default: the server's state. Its bytes are the traffic down, without the
         entries of `cohort.inputs`. A message that depends on the cohort's schedule requires
         `algorithm._replace(traffic=...)`; else the server's state is counted.
+      unsent: places of variables that messages and updates contain although nobody sends them, such
+        as a constant head. The traffic does not count them. Not with `training.local_parameters`.
 
     Returns:
       The method. A method changes single fields with `algorithm._replace(...)`.
@@ -137,6 +146,10 @@ def build_federated_algorithm(
     if select is not None:
         split = split_parameters(training.task.model, select)
         client = with_local_parameters(client, split)
+    compressor = None if training.returns_client_models else training.compressor
+    if compressor is not None:
+        drop_local = (lambda variables: variables) if split is None else split.drop_local
+        client = with_compressed_change(client, compressor, drop_local=drop_local, unsent=unsent)
     measured_client = with_drift_sums(client) if training.measures_drift else client
 
     def init_state(hp, key, variables, num_clients):
@@ -181,7 +194,13 @@ def build_federated_algorithm(
             message = jax.eval_shape(lambda server: make_message(server, cohort), state.server)
         except Exception:  # it reads the schedule, which is not known here
             message = state.server
+        if unsent is not None:
+            message = message._replace(variables=unsent.drop_local(message.variables))
+            upload = unsent.drop_local_changes(upload)
         return Traffic(num_bytes(message), num_bytes(upload))
+
+    def compressed_params(state):
+        return select_sent_params(state.server.variables, unsent)
 
     def get_trained_variables(hp, state, k):
         clients = state.clients if split is None else state.clients.inner
@@ -196,6 +215,7 @@ def build_federated_algorithm(
         global_model=get_server_variables if split is None else None,
         with_global_model=with_server_variables if split is None else None,
         traffic=traffic,
+        compressed_params=None if compressor is None else compressed_params,
         personal_variables=personal_variables,
         extra_passes=client.extra_passes,
         can_page_state=not _depends_on_weights(client, training),
@@ -371,21 +391,3 @@ def model_traffic(hp: HyperParameters, state: State) -> Traffic:
     """
     size = num_bytes(state.server.variables)
     return Traffic(size, size)
-
-
-def num_bytes(tree: Tree) -> int:
-    """Return the bytes of all arrays of a tree.
-
-    Args:
-      tree: pytree of arrays.
-
-    Returns:
-      Number of bytes.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from fedjax_het.methods import num_bytes
-      >>> num_bytes({"weights": jnp.zeros((2, 3)), "count": jnp.int32(0)})
-      28
-    """
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

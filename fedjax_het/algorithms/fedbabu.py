@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from fedjax_het.algorithms.base import Algorithm, FineTuning, Traffic
-from fedjax_het.algorithms.builders import build_federated_algorithm, num_bytes
+from fedjax_het.algorithms.base import Algorithm, FineTuning
+from fedjax_het.algorithms.builders import build_federated_algorithm
 from fedjax_het.algorithms.local_parameters import (
     HeadOptions,
     ParameterSplit,
@@ -90,13 +90,9 @@ def fedbabu(training: LocalTraining, plan: ExecutionPlan, *, options: FedBABUOpt
         local = _begin_part_training(training, body, context)
         return local._replace(optimizer_state=kept_state) if training.keep_state else local
 
-    def traffic(hp, state):
-        size = num_bytes(body.drop_local(state.server.variables))
-        return Traffic(size, size)
-
     step = partial(_step_part, training, body)
     client = base._replace(init=init, begin=begin, step=step)
-    algorithm = build_federated_algorithm(training, plan, client)._replace(traffic=traffic)
+    algorithm = build_federated_algorithm(training, plan, client, unsent=body)
     if not options.tuning_epochs:
         return algorithm
     splits = {"network": None, "body": body, "head": body.get_complement()}

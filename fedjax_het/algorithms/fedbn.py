@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.base import Algorithm, Traffic
-from fedjax_het.algorithms.builders import build_federated_algorithm, num_bytes
+from fedjax_het.algorithms.base import Algorithm
+from fedjax_het.algorithms.builders import build_federated_algorithm
 from fedjax_het.algorithms.local_parameters import split_parameters
 from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule
 from fedjax_het.core.client_algorithm import ClientAlgorithm
@@ -84,12 +84,8 @@ def fedbn(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     def personal_variables(hp, state, k):
         return personalize(get_client_row(state.clients, k), state.server.variables)
 
-    def traffic(hp, state):
-        size = num_bytes(split.drop_local(state.server.variables))
-        return Traffic(size, size)
-
     client = ClientAlgorithm(init, begin, base.step, end)
-    algorithm = build_federated_algorithm(training, plan, client)._replace(traffic=traffic)
+    algorithm = build_federated_algorithm(training, plan, client, unsent=split)
     if training.evaluated_model == "personal":
         return algorithm._replace(personal_variables=personal_variables, can_page_state=False)
     return algorithm

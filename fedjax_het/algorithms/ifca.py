@@ -145,7 +145,7 @@ def ifca(training: LocalTraining, plan: ExecutionPlan, *, options: IFCAOptions) 
         end=lambda context, local, cluster, update: (update, local.aux.argmin().astype(jnp.int32)),
     )
     algorithm = build_federated_algorithm(
-        training,
+        training._replace(compressor=None),  # clients send one of several models
         plan,
         with_measuring_passes(client, training, measure, num_before=1),
         init_server=init_server,

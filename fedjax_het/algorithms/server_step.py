@@ -178,6 +178,7 @@ def with_server_step(
         with_global_model=with_global_model,
         result_model=result_model,
         traffic=on_inner_state(algorithm.traffic),
+        compressed_params=on_inner_state(algorithm.compressed_params),
         personal_variables=on_inner_state(algorithm.personal_variables),
         server_stages=tuple(map(lift_stage, algorithm.server_stages)),
         server_batch_size=max(algorithm.server_batch_size, server_batch_size),

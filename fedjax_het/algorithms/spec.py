@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, get_type_hints
 
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.checks import validate_algorithm
+from fedjax_het.algorithms.compressed_uploads import with_compressed_uploads
 from fedjax_het.core.contract_checks import ContractError
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining
@@ -321,6 +322,8 @@ class AlgorithmSpec:
             prefix = "" if str(error).startswith("method ") else f"method {self.name!r}: "
             raise ContractError(f"{prefix}{error}") from error.__cause__
         algorithm = validate_algorithm(self.name, algorithm, training.task.model)
+        if training.compressor is not None and not self.has_base:  # a base has done it
+            algorithm = with_compressed_uploads(algorithm, training.compressor)
         self._require_models(algorithm, training.evaluated_model)
         # An evaluation of personal models reads the states of all clients.
         if algorithm.personal_variables is not None:

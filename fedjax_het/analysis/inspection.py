@@ -6,6 +6,7 @@ from typing import Any
 
 from fedjax_het.algorithms import METHODS, get_algorithm_spec, get_possible_bases
 from fedjax_het.analysis.overview import format_setting_value
+from fedjax_het.compression import COMPRESSORS
 from fedjax_het.config.protocols import PROTOCOLS, describe_protocol
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.config.settings import HYPERPARAMETER_SETTINGS
@@ -312,6 +313,7 @@ REGISTRIES: dict[str, tuple[Registry[Any], Callable[[Any], Iterable[str]]]] = {
     "systems": (SYSTEMS, functools.partial(_describe_kind, "system")),
     "networks": (NETWORKS, lambda network: _describe_parameters(network.options)),
     "server's examples": (SERVER_SOURCES, lambda source: _describe_parameters(source.options)),
+    "compressors": (COMPRESSORS, functools.partial(_describe_kind, "compression")),
     "metrics": (METRICS, lambda metric: ()),
     "local optimizers": (OPTIMIZERS, _describe_optimizer),
     "learning rate schedules": (LR_SCHEDULES, _describe_schedule),

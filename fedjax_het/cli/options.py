@@ -56,7 +56,9 @@ _GROUPS = {
         *("weight_decay", "lr_schedule", "local_steps", "gradient_accumulation"),
         *("optimizer_options", "optimizer_state", "lr_step_schedule"),
     ),
-    "method": ("algorithm", "participation", "system", "protocol", "hp", "options"),
+    "method": (
+        *("algorithm", "participation", "system", "compression", "protocol", "hp", "options"),
+    ),
     "server": (
         *("averaging", "server_learning_rate", "server_data", "server_options"),
         "pretrain_epochs",

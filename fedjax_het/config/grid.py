@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from fedjax_het.algorithms import METHODS
+from fedjax_het.compression import expand_compression
 from fedjax_het.config.comparison import warn_common_protocol, warn_unequal_settings
 from fedjax_het.config.kind_settings import KIND_SETTINGS
 from fedjax_het.config.resolve import (
@@ -97,6 +98,10 @@ def grid(
     for name, kind_setting in KIND_SETTINGS.items():
         if kind_setting.is_one_value(settings.get(name)):
             lists[name] = [kind_setting.to_settings(settings[name])]
+    if "compression" in lists:
+        lists["compression"] = [
+            v for text in lists["compression"] for v in expand_compression(text)
+        ]
     metrics = lists.get("metrics", ())
     if not isinstance(settings.get("metrics"), str | None) and all(type(n) is str for n in metrics):
         lists["metrics"] = [tuple(metrics)]

@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_origin
 
 from fedjax_het.algorithms import METHODS, AlgorithmSpec, get_algorithm_spec, get_possible_bases
 from fedjax_het.algorithms.pretraining import PRETRAINING_HYPERPARAMETERS
+from fedjax_het.compression import format_compression, parse_compression
 from fedjax_het.config.kind_settings import KIND_SETTINGS
 from fedjax_het.config.protocols import (
     OWN_PROTOCOL,
@@ -257,6 +258,8 @@ def _resolve_except_hyperparameters(
     _check_training_settings(raw, spec, method)
     spec = _resolve_metrics(spec, method)
     spec = _resolve_local_training(spec)
+    compression = format_compression(parse_compression(spec.compression))
+    spec = update_settings(spec, compression=compression)
     expected = "no value, or patience >= 1"
     require(not spec.min_delta or spec.patience is not None, "min_delta", spec.min_delta, expected)
     spec = update_settings(spec, min_delta=spec.min_delta or None)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from fedjax_het.algorithms import METHODS
 from fedjax_het.algorithms.spec import HYPERPARAMETER_SETTINGS as HYPERPARAMETER_SETTINGS
+from fedjax_het.compression import to_compression_setting
 from fedjax_het.config.kind_settings import KIND_SETTINGS
 from fedjax_het.skews import SKEW_SETTING
 from fedjax_het.systems import SYSTEM_SETTING
@@ -21,7 +22,7 @@ _OMITTED_WHEN_EMPTY = (
     *("network_options", "precision", "init_from", "held_out_clients", "held_out_epochs"),
     *("metrics", "optimizer_options", "lr_schedule", "lr_step_schedule", "local_steps"),
     *("gradient_accumulation", "target_accuracy", "patience", "min_delta", "validation", "skew"),
-    "system",
+    *("system", "compression"),
 )
 FORMER_SETTING_NAMES = {
     "accumulation": "gradient_accumulation",
@@ -127,7 +128,7 @@ _FLOAT_SETTINGS = (
 )
 LOCAL_TRAINING_SETTINGS = (
     *("local_epochs", "local_optimizer", "optimizer_state", "averaging", "optimizer_options"),
-    *("lr_schedule", "lr_step_schedule", "local_steps", "gradient_accumulation"),
+    *("lr_schedule", "lr_step_schedule", "local_steps", "gradient_accumulation", "compression"),
 )
 """Settings without a use for methods whose clients condense their data instead of training."""
 SERVER_DATA_SETTINGS = ("server_data", "server_options")
@@ -328,6 +329,9 @@ class RunSettings:
     min_delta: float | None = field(default=None, metadata=_SHARE)
     """Amount by which the accuracy must exceed the best so far to count as a gain for early
     stopping (default: 0)."""
+    compression: str | None = None
+    """Compression of the clients' uploads, e.g. topk:fraction=0.01; see `fedjax-het list
+    compressors` (default: none)."""
     learning_rate: float | None = field(default=None, metadata=_NON_NEGATIVE)
     """Learning rate of the clients' optimizer, also --lr (default: the protocol's or the
     optimizer's)."""
@@ -356,6 +360,8 @@ class RunSettings:
             value = to_python_scalar(getattr(self, setting.name))
             if setting.name in KIND_SETTINGS:
                 value = KIND_SETTINGS[setting.name].to_settings(value)
+            if setting.name == "compression":
+                value = to_compression_setting(value)
             if setting.name == "metrics" and isinstance(value, list | tuple):
                 value = ", ".join(map(str, value)) or None
             if setting.name in _FLOAT_SETTINGS and type(value) is int and 0 < value < 2**53:

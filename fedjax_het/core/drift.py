@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.core.client_algorithm import ClientAlgorithm, ClientUpdate
+from fedjax_het.core.model_change import find_model_change
 from fedjax_het.utils.errors import make_value_error
 
 Tree = Any
@@ -79,19 +80,10 @@ def split_drift(update: ClientUpdate, params: Tree) -> tuple[ClientUpdate, dict[
 
 def _find_model_change(mean: Tree, params: Tree) -> Tree:
     """Return the part of an update's mean that has the structure of `params`."""
-    structure = jax.tree.structure(params)
-    parts = [mean]
-    while parts:
-        part = parts.pop(0)
-        # jax's stub does not declare that tree structures can be compared.
-        is_like_params = jax.tree.structure(part) == structure  # type: ignore[operator]
-        if is_like_params and jax.tree.leaves(part):
-            return part
-        if isinstance(part, dict):
-            parts[:0] = [part["params"]] if "params" in part else list(part.values())
-        elif isinstance(part, tuple):
-            parts[:0] = part
-    raise_no_model_change()
+    found = find_model_change(mean, params)
+    if found is None:
+        raise_no_model_change()
+    return found[0]
 
 
 def raise_no_model_change() -> NoReturn:

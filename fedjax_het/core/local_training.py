@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_het.compression import Compressor
 from fedjax_het.core.client_algorithm import (
     Batch,
     ClientAlgorithm,
@@ -62,6 +63,8 @@ class LocalTraining(NamedTuple):
     regularizer: Callable[[HyperParameters, jax.Array, jax.Array], jax.Array] | None = None
     """`regularizer(hp, features, mask) -> term`: a scalar that every local step adds to its mean
     loss, of the features `[B, F]` and the mask `[B]` of the minibatch. None: no term."""
+    compressor: Compressor | None = None
+    "Compression of the clients' uploads; None: uploads are sent as they are."
 
     @property
     def epochs(self) -> int:

@@ -49,6 +49,7 @@ class Purpose(enum.IntEnum):
     GENERATED_SAMPLES = 2**32 - 5  # samples that a client generates in addition to a minibatch
     GENERATOR = 2**32 - 6  # the generator at the server, at its start and in every round
     LOGIT_NOISE = 2**32 - 7  # noise on the logits that clients upload in private training
+    COMPRESSION = 2**32 - 8  # random rounding of a client's upload
 
 
 def fold_in_purpose(key: jax.Array, purpose: Purpose) -> jax.Array:

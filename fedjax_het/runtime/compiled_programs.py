@@ -8,6 +8,7 @@ import jax
 
 from fedjax_het.algorithms import get_algorithm_spec
 from fedjax_het.algorithms.base import Algorithm
+from fedjax_het.algorithms.compressed_uploads import make_compression_error
 from fedjax_het.algorithms.pretraining import with_pretraining
 from fedjax_het.core.execution_plan import (
     PER_DEVICE,
@@ -148,12 +149,19 @@ def build_algorithm(signature: Signature, plan: ExecutionPlan | None = None) -> 
 
     Returns:
       The functions of the method.
+
+    Raises:
+      ConfigError: for a compression of uploads that the method cannot use.
     """
     plan = plan or make_execution_plan(mesh_axis=None)
     options, training = dict(signature.options), signature.training
     algorithm = get_algorithm_spec(signature.algorithm, options).build_algorithm(
         training, plan, options
     )
+    if training.compressor is not None and algorithm.compressed_params is None:
+        server = f"the server of {signature.algorithm}"
+        expected = f"no value: {server} reads other uploads than averages of model changes"
+        raise make_compression_error(training.compressor, expected)
     if not signature.pretrain_epochs:
         return algorithm
     clients = signature.evaluation.num_clients

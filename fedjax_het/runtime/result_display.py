@@ -35,7 +35,15 @@ _LABEL_SETTINGS = (
     *HYPERPARAMETER_SETTINGS,
     *("partition_options", "skew", "network_options", "optimizer_options", "server_data"),
     "server_options",
-    *("local_epochs", "lr_schedule", "held_out_clients", "client_test_model", "protocol", "seed"),
+    *(
+        "local_epochs",
+        "lr_schedule",
+        "compression",
+        "held_out_clients",
+        "client_test_model",
+        "protocol",
+        "seed",
+    ),
 )
 _SPARKLINE_WIDTH, _SPARKLINE_HEIGHT = 160, 36  # pixels
 

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 from fedjax_het.algorithms import get_algorithm_spec
+from fedjax_het.compression import parse_compression
 from fedjax_het.config.resolve import USER_PROVIDED, optional_hyperparameters
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.core.local_training import LocalTraining
@@ -193,6 +194,7 @@ def build_signature(
             _wrap_optimizer(ById(optimizer)) if name == USER_PROVIDED else None,
         ),
         local_parameters=algorithm_spec.local_parameters,
+        compressor=parse_compression(spec.compression),
     )
     return Signature(
         spec.algorithm,

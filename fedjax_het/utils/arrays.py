@@ -24,6 +24,24 @@ def is_prng_key(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
+def num_bytes(tree: Any) -> int:
+    """Return the bytes of all arrays of a tree.
+
+    Args:
+      tree: pytree of arrays.
+
+    Returns:
+      Number of bytes.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.methods import num_bytes
+      >>> num_bytes({"weights": jnp.zeros((2, 3)), "count": jnp.int32(0)})
+      28
+    """
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
 def take_row(array: jax.Array, index: jax.Array | int) -> jax.Array:
     """Return `array[index]` for an index that is known to be valid.
 

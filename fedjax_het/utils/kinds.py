@@ -195,18 +195,42 @@ class KindSetting(Generic[KindT]):
 
     def _parse_text(self, text: str) -> dict[str, Any]:
         """Return the fields of a text `kind:field=value,...`."""
-        name, _, rest = text.partition(":")
-        fields: dict[str, Any] = {}
-        for item in filter(None, _FIELD_SEPARATOR.split(rest)):
-            field, separator, value = item.partition("=")
-            if not separator:
-                raise make_value_error(self.name, text, f"{name}:field=value,...")
-            values = [parse_literal(word) for word in value.split(",")]
-            fields[f"{name}.{field}"] = values if len(values) > 1 else values[0]
+        name, values = split_kind_text(self.name, text)
+        fields = {f"{name}.{field}": value for field, value in values.items()}
         if name in self.registry:  # a kind of a user may be registered later
             default = self.registry[name].make()
             fields.setdefault(f"{name}.{default.strength}", getattr(default, default.strength))
         return fields or {name: True}
+
+
+def split_kind_text(setting: str, text: str) -> tuple[str, dict[str, Any]]:
+    """Split a text that names a kind and its parameters.
+
+    Args:
+      setting: name of the setting, for messages.
+      text: text `kind:field=value,...`, or `kind`. Several values of a field, as in
+        `kind:field=1,2`, are a list.
+
+    Returns:
+      The name of the kind, and the values by field.
+
+    Raises:
+      ConfigError: for a field without a value.
+
+    Example:
+      >>> from fedjax_het.utils.kinds import split_kind_text
+      >>> split_kind_text("skew", "rotation:degrees=0,90,groups=4")
+      ('rotation', {'degrees': [0, 90], 'groups': 4})
+    """
+    name, _, rest = text.partition(":")
+    fields: dict[str, Any] = {}
+    for item in filter(None, _FIELD_SEPARATOR.split(rest)):
+        field, separator, value = item.partition("=")
+        if not separator:
+            raise make_value_error(setting, text, f"{name}:field=value,...")
+        values = [parse_literal(word) for word in value.split(",")]
+        fields[field] = values if len(values) > 1 else values[0]
+    return name, fields
 
 
 def _is_infinite_and_neutral(kind: type[Kind], fields: Mapping[str, Any]) -> bool:

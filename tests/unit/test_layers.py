@@ -12,7 +12,7 @@ PACKAGE = Path(fedjax_het.__file__).parent
 LAYERS = (
     ("utils",),
     ("data", "metrics", "nn"),
-    ("skews",),
+    ("compression", "skews"),
     ("core",),
     ("condensation", "systems"),
     ("algorithms",),

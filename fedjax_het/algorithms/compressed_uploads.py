@@ -1,0 +1,134 @@
+"""Compressed uploads: clients send the change of the model by the run's compressor.
+
+The change of the parameters is compressed. All other parts of an upload are sent as they are, such
+as batch-norm statistics, control variates and numbers. The average of the engine, and every rule of
+a server, read the decoded values.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.algorithms.base import Algorithm, State
+from fedjax_het.algorithms.local_parameters import ParameterSplit
+from fedjax_het.compression import Compressor, format_compression
+from fedjax_het.core.client_algorithm import ClientAlgorithm
+from fedjax_het.core.model_change import find_model_change
+from fedjax_het.core.rng import Purpose, fold_in_purpose
+from fedjax_het.utils.arrays import num_bytes
+from fedjax_het.utils.errors import ConfigError, make_value_error
+
+Tree = Any
+
+
+class CompressedClientState(NamedTuple):
+    """State of a client whose uploads have error feedback."""
+
+    inner: Tree
+    "State of the method's own client algorithm."
+    memory: Tree
+    "The part of the changes that the uploads so far have lost, like the compressed parameters."
+
+
+def with_compressed_change(
+    client: ClientAlgorithm,
+    compressor: Compressor,
+    *,
+    drop_local: Callable[[Tree], Tree],
+    unsent: ParameterSplit | None,
+) -> ClientAlgorithm:
+    """Return a client whose model change is compressed.
+
+    Args:
+      client: a client algorithm whose messages have `variables`.
+      compressor: the compressor.
+      drop_local: `drop_local(variables)`: whole variables without the client's local parameters,
+        as messages contain them.
+      unsent: places of variables that clients do not send; their changes stay exact.
+
+    Returns:
+      The client. Its state is a `CompressedClientState` if the compressor has error feedback.
+    """
+    has_memory = compressor.error_feedback
+
+    def get_inner(state):
+        return state.inner if has_memory else state
+
+    def init(hp, variables):
+        inner = client.init(hp, variables)
+        if not has_memory:
+            return inner
+        params = select_sent_params(drop_local(variables), unsent)
+        return CompressedClientState(inner, jax.tree.map(jnp.zeros_like, params))
+
+    def end(context, local, state):
+        update, inner, output = client.end(context, local, get_inner(state))
+        variables = context.message.variables
+        found = find_model_change(update.mean, variables["params"])
+        if found is None:
+            raise make_compression_error(compressor, "clients that send changes of the model")
+        change, replace = found
+        sent = select_sent_params({**variables, "params": change}, unsent)
+        key = fold_in_purpose(context.key, Purpose.COMPRESSION)
+        if has_memory:
+            sent, memory = compressor.compress_with_memory(sent, state.memory, key)
+            inner = CompressedClientState(inner, memory)
+        else:
+            sent = compressor.compress(sent, key)
+        if unsent is not None:
+            whole = {**variables, "params": change}
+            shared = {**unsent.drop_local(whole), "params": sent}
+            sent = unsent.join(shared, unsent.get_local(whole))["params"]
+        return update._replace(mean=replace(sent)), inner, output
+
+    return client._replace(
+        init=init, begin=lambda context, state: client.begin(context, get_inner(state)), end=end
+    )
+
+
+def select_sent_params(variables: Tree, unsent: ParameterSplit | None) -> Tree:
+    """Return the parameters that clients send, with None in place of the others."""
+    return (variables if unsent is None else unsent.drop_local(variables))["params"]
+
+
+def with_compressed_uploads(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
+    """Return a method of compressed clients with its traffic, and with functions of its own states.
+
+    Args:
+      algorithm: a method; without `compressed_params` it is returned as it is.
+      compressor: the compressor.
+
+    Returns:
+      The method. Its functions see the clients' states without the memory of error feedback.
+    """
+    count_traffic, get_params = algorithm.traffic, algorithm.compressed_params
+    if get_params is None:
+        return algorithm
+
+    def traffic(hp, state):
+        counted, params = count_traffic(hp, state), get_params(state)
+        return counted._replace(up=counted.up - num_bytes(params) + compressor.count_bytes(params))
+
+    def on_inner_states(function: Any) -> Any:
+        """Return `function` for states with the memory."""
+
+        def call(*args):
+            return function(
+                *(a._replace(clients=a.clients.inner) if isinstance(a, State) else a for a in args)
+            )
+
+        return call if function and compressor.error_feedback else function
+
+    return algorithm._replace(
+        traffic=traffic,
+        personal_variables=on_inner_states(algorithm.personal_variables),
+        artifacts=on_inner_states(algorithm.artifacts),
+        summary=on_inner_states(algorithm.summary),
+    )
+
+
+def make_compression_error(compressor: Compressor, expected: str) -> ConfigError:
+    """Return the error of a compressor that a method cannot use."""
+    return make_value_error("compression", format_compression(compressor), expected)
