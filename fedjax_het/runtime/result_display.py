@@ -250,6 +250,8 @@ def format_run_label(
         parts.append(f"{spec.local_epochs} local epochs")
     if spec.lr_schedule is not None:
         parts.append(f"{spec.lr_schedule} rate")
+    if spec.compression is not None:
+        parts.append(f"compression {spec.compression}")
     if spec.server_data is not None:
         server_options = (spec.server_options or {}).items()
         options_text = ", ".join(f"{n}={v}" for n, v in server_options if v is not None)
