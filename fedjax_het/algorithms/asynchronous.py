@@ -115,7 +115,7 @@ def build_asynchronous_algorithm(
         return state._replace(server=server)
 
     algorithm = build_federated_algorithm(
-        training,
+        training._replace(compressor=None),  # clients do not know the weights of their updates
         plan,
         client._replace(begin=begin, step=step, end=end),
         init_server=init_server,
