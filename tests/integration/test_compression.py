@@ -32,7 +32,7 @@ def test_runs_without_loss_equal_the_plain_run():
         for name in ("train_loss", "test_accuracy", "update_norm"):
             np.testing.assert_allclose(other.metrics[name], plain.metrics[name], rtol=1e-4)
     coarse = run_spec(compressed("sign"))
-    assert np.abs(coarse.metrics["train_loss"] - plain.metrics["train_loss"]).max() > 1e-3
+    assert np.abs(coarse.metrics["train_loss"] - plain.metrics["train_loss"]).max() > 2e-4
 
 
 @pytest.mark.parametrize(
@@ -95,6 +95,7 @@ def test_error_feedback_sends_what_was_lost():
         ("ifca", "expected no value: the server of ifca reads other uploads"),
         ("feddf", "expected no value: the server of feddf reads other uploads"),
         ("fedgen", "expected no value: the server of fedgen reads other uploads"),
+        ("fedbuff", "expected no value: the server of fedbuff reads other uploads"),
         ("feddm", "expected no value: clients of feddm condense their data"),
     ],
 )
