@@ -524,16 +524,11 @@ def make_pair_model(
                 )
             return out, variables["state"]
         logits, updates = out
-        if not isinstance(updates, Mapping) or not set(updates) <= set(collections):
+        if not isinstance(updates, Mapping) and jax.tree.leaves(updates):
             names = ", ".join(f"{name!r}: ..." for name in collections)
-            kind = (
-                f"keys {list(updates)}"
-                if isinstance(updates, Mapping)
-                else "no dict of collections"
-            )
             raise ConfigError(
-                f"apply returns two values, and the second one is {kind}: expected logits, or "
-                f"(logits, new_state) with the new_state {{{names}}}"
+                "apply returns two values, and the second one is no dict of collections: expected "
+                f"logits [B, C], or (logits, new_state) with the new_state {{{names}}}"
             )
         if not (train and collections):
             return logits, variables["state"]

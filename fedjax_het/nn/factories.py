@@ -83,7 +83,7 @@ def make_nnx_model(
         module.set_attributes(
             deterministic=not draws, use_running_average=not train, raise_if_not_found=False
         )
-        logits = module(x, **make_flag_arguments(flag_owner, train))
+        logits = _require_one_output(module(x, **make_flag_arguments(flag_owner, train)), module)
         if not has_stats:
             return logits
         _, params, _, stats = split(module, *kinds)
@@ -151,12 +151,23 @@ def make_single_example_model(
         values = {**dict(constants), **flags, **params}
         module = structure.unflatten(values[name] for name, _ in constants)
         if not takes_key:
-            return jax.vmap(module)(x)
+            return _require_one_output(jax.vmap(module)(x), module)
         keys = None if key is None else jax.random.split(key, len(x))
         in_axes = (0, None if keys is None else 0)
-        return jax.vmap(lambda image, key: module(image, key=key), in_axes)(x, keys)
+        outputs = jax.vmap(lambda image, key: module(image, key=key), in_axes)(x, keys)
+        return _require_one_output(outputs, module)
 
     return make_pair_model(init, apply, input_shape, num_classes)
+
+
+def _require_one_output(output: Any, module: Any) -> Any:
+    """Return the output of a module. Raise ConfigError for several outputs."""
+    if isinstance(output, tuple | list | dict):
+        raise ConfigError(
+            f"{type(module).__name__} returns a {type(output).__name__}: expected one array, the "
+            "logits; for methods that read features, pass a `Model` with `embed`"
+        )
+    return output
 
 
 def _to_names(tree: Any) -> Any:

@@ -310,7 +310,10 @@ def _check_model(model: Model, owner: str, function: str, num_classes: int) -> N
 def _check_logits(logits: Any, step: str, expected: tuple[int, int]) -> None:
     """Raise ConfigError unless the logits are floats of the expected shape."""
     if not hasattr(logits, "dtype"):
-        raise ConfigError(f"{step} gives a {type(logits).__name__}: expected logits {expected}")
+        raise ConfigError(
+            f"{step} gives a {type(logits).__name__}: expected one array, the logits {expected}; "
+            "only a flax.linen module may also return a pair (features, logits)"
+        )
     if logits.shape != expected or not jnp.issubdtype(logits.dtype, jnp.floating):
         actual = f"{logits.dtype} {logits.shape}"
         raise ConfigError(f"{step} gives {actual}: expected logits, floats {expected}")

@@ -128,7 +128,7 @@ def _make_row_error(name: str, rows: Iterable[str], methods: Iterable[str]) -> C
     """Return the error of a name that no row of the table has, with the methods of the rows."""
     names = list(dict.fromkeys([*methods, ALL_ROWS]))
     suggestion = suggest_name(name, names if "(" not in name else list(rows))
-    hint = f"expected {', '.join(names)}, or a row that --list prints"
+    hint = f"expected {', '.join(names)}"
     kind = "no row of this table"
     if suggestion is not None and name not in METHODS:
         kind, hint = "unknown", f"did you mean {suggestion!r}?"

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
+from flax import nnx
 
 from fedjax_het import ConfigError, RunSpec, register_network
 from fedjax_het.nn import (
@@ -353,6 +354,19 @@ def test_logits_may_repeat_the_operations_of_features():
     assert features.shape == (len(IMAGES), 5) and logits.shape == (len(IMAGES), CLASSES)
 
 
+class TwoOutputs(nnx.Module):
+    def __init__(self, rngs):
+        self.layer = nnx.Linear(int(np.prod(SHAPE)), CLASSES, rngs=rngs)
+
+    def __call__(self, x):
+        logits = self.layer(x.reshape(len(x), -1))
+        return x, logits
+
+
+def make_two_outputs(rngs):
+    return TwoOutputs(rngs)
+
+
 BAD = {
     "no network": (3, {}, "network 'user' = 3: expected a flax.linen module or its class"),
     "makes none": (lambda num_classes: 3, {}, "network 'user' = 3: expected a flax"),
@@ -381,6 +395,11 @@ BAD = {
         pair_of({"w": jnp.zeros(3)}, lambda p, x: (x, jnp.zeros((len(x), CLASSES)))),
         {},
         "apply returns two values, and the second one is no dict of collections: expected logits",
+    ),
+    "nnx": (
+        make_two_outputs,
+        {},
+        r"TwoOutputs returns a tuple: expected one array, the logits; for",
     ),
     "statistics": (
         pair_of({"params": {"w": jnp.zeros(3)}, "stats": {"mean": jnp.zeros(3)}}),
