@@ -122,5 +122,5 @@ def test_faults_are_one_line(message):
 
 
 def test_methods_with_features_name_the_networks_that_have_them():
-    with pytest.raises(ConfigError, match="module that ends with nn"):
+    with pytest.raises(ConfigError, match=r"the output of its last nn\.Dense"):
         simulate(RunSpec("moon", num_clients=3, rounds=1), network=make_linear)
