@@ -89,7 +89,15 @@ def with_compressed_change(
 
 
 def select_sent_params(variables: Tree, unsent: ParameterSplit | None) -> Tree:
-    """Return the parameters that clients send, with None in place of the others."""
+    """Return the parameters that clients send.
+
+    Args:
+      variables: variables of the messages, `{"params": ..., "state": ...}`.
+      unsent: places of variables that clients do not send; None for none.
+
+    Returns:
+      The parameters, with None in place of the others.
+    """
     return (variables if unsent is None else unsent.drop_local(variables))["params"]
 
 
@@ -130,5 +138,13 @@ def with_compressed_uploads(algorithm: Algorithm, compressor: Compressor) -> Alg
 
 
 def make_compression_error(compressor: Compressor, expected: str) -> ConfigError:
-    """Return the error of a compressor that a method cannot use."""
+    """Return the error of a compressor that a method cannot use.
+
+    Args:
+      compressor: the run's compressor.
+      expected: the values that the method accepts.
+
+    Returns:
+      An error of one line.
+    """
     return make_value_error("compression", format_compression(compressor), expected)
