@@ -245,8 +245,8 @@ def make_text(
         name = f"{dataset}, {clients} clients"
         sections.append(TableSection(rows, name, {"Data": name}))
     note = (
-        "Test accuracy of the global model after the last round in %, mean ± deviation over the "
-        "seeds that did not diverge. Reported: README of NIID-Bench, commit 61b901a. Flower: README "
+        "Test accuracy of the global model in %, averaged over the last five rounds: mean ± "
+        "deviation over the seeds that did not diverge. Reported: README of NIID-Bench, commit 61b901a. Flower: README "
         "of Flower's baseline niid_bench. mu: the best of the values of FedProx's row."
     )
     return TextTable(title, ["Skew", "Method"], sections, (note, *notes))
