@@ -80,7 +80,7 @@ def _make_runs(
         settings["width"] = arguments.width
     if cell.classes is not None:
         settings["classes"] = cell.classes
-    settings |= {"model": cell.model, "alpha": cell.alpha, "protocol": experiment.paper}
+    settings |= {"model": cell.model, "alpha": cell.alpha, "protocol": experiment.run_protocol}
     base_spec = RunSpec(method, cell.dataset, **settings)
     seeds = arguments.seeds or override.seeds or preset.seeds
     return tuple(replace(base_spec, seed=seed) for seed in seeds)

@@ -178,15 +178,17 @@ class TableDeclaration:
     name: str
     """Name of the folder of results."""
     paper: str
-    """Name of the reported values (`load_reported_values`) and of the protocol (`RunSpec`)."""
+    """Name of the reported values (`load_reported_values`)."""
     item: str
     """Name of the table in the reported values, e.g. "table1"."""
     title: str
     """Title of the table."""
     presets: dict[str, Preset]
     """Presets by name."""
+    protocol: str = ""
+    """Protocol of the runs, see `RunSpec` (default: `paper`)."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Settings of this table that differ from the paper's protocol."""
+    """Settings of this table that differ from the protocol."""
     dataset_settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Settings by data set that differ from the paper's protocol."""
     has_reported_values: bool = True
@@ -212,6 +214,11 @@ class TableDeclaration:
     results_folder: str = ""
     """Folder of results in place of `name`. Tables with one folder share their runs, and their
     files have the table's name (`table1.md`, `table1_curves.png`)."""
+
+    @property
+    def run_protocol(self) -> str:
+        """Protocol of the runs."""
+        return self.protocol or self.paper
 
     @property
     def paper_methods(self) -> tuple[str, ...]:

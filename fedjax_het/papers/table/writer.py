@@ -158,10 +158,10 @@ def _make_table_notes(table_run: TableRun, table: "pd.DataFrame") -> list[str]:
     # Rows without runs do not count: their settings would be stated, but no value has them.
     cells_with_runs = [cell for cell in cells if len(select_cell_runs(cell, table_run.results))]
     if deviations := list_protocol_deviations(experiment, cells_with_runs or cells):
-        heading = f"Settings that differ from protocol {experiment.paper}"
+        heading = f"Settings that differ from protocol {experiment.run_protocol}"
         notes.append(f"{heading}: {'; '.join(deviations)}.")
     else:
-        notes.append(f"Protocol: {describe_protocol(experiment.paper)}.")
+        notes.append(f"Protocol: {describe_protocol(experiment.run_protocol)}.")
     reported_datasets = {*table_run.reported["dataset"]}
     if names := [name for name in dict.fromkeys(table["dataset"]) if name not in reported_datasets]:
         notes.append(f"The paper's table has no values for {', '.join(names)}.")
@@ -229,7 +229,7 @@ def list_protocol_deviations(experiment: TableDeclaration, cells: Sequence[Table
 def _make_paper_spec(experiment: TableDeclaration, cell: TableCell) -> RunSpec:
     """Return the settings of a cell's run in the paper."""
     method, settings = experiment.merge_row_settings(cell.method, cell.dataset)
-    settings |= {"model": cell.model, "protocol": experiment.paper}
+    settings |= {"model": cell.model, "protocol": experiment.run_protocol}
     if cell.classes is not None:
         settings["classes"] = cell.classes
     return RunSpec(method, cell.dataset, **settings).resolved()

@@ -1,0 +1,1 @@
+"""Experiments on kinds of heterogeneity, which belong to no paper."""
