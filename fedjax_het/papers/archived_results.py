@@ -76,6 +76,7 @@ COMMAND_LINES = {
     ("fedamp/table1.py", "tables-cpu"): _FASHION_MNIST,
     ("fedamp/table2.py", "tables-cpu"): _FASHION_MNIST,
     ("fedamp/robustness.py", "robustness-digits"): "--seeds 1 2 3 4 5",
+    ("niid_bench/table3.py", "table3-chance"): "--preset chance",
 }
 PRESETS = ("short", "cpu", "paper")
 
