@@ -75,9 +75,10 @@ def write_report(
     Files: `overview.md`, `overview.tex`, `overview.csv` and `learning_curves.png`; if alpha varies,
     `accuracy_against_alpha.png` (named after another metric) and a table with a column per alpha;
     if two numeric settings vary, `heat_map.png`; for each name of `columns`, the metric of the runs
-    against this column, for example `accuracy_against_split.size_gini.png`. Files are replaced in
-    one step. A run with damaged files, and a figure that cannot be drawn, are left out with a
-    warning. If the folder cannot be written, the log has a line.
+    against this column, for example `accuracy_against_split.size_gini.png`; for runs with simulated
+    time, `learning_curves_over_time.png`. Files are replaced in one step. A run with damaged files,
+    and a figure that cannot be drawn, are left out with a warning. If the folder cannot be written,
+    the log has a line.
 
     Args:
       directory: folder of results.
@@ -139,6 +140,10 @@ def write_report(
     contents["learning_curves.png"] = lambda: plot_learning_curves(
         results, curves, by=by, metric=curve_metric, window=window
     )
+    if "simulated_seconds" in curves:
+        contents["learning_curves_over_time.png"] = lambda: plot_learning_curves(
+            results, curves, by=by, metric=curve_metric, x="seconds"
+        )
     name = "accuracy" if metric == "final_accuracy" else metric
     for column in columns:
         contents[f"{name}_against_{column}.png"] = partial(

@@ -83,11 +83,12 @@ _SUMMARY_TYPES: dict[str, Any] = {  # of the values that reports read
     **dict.fromkeys(("diverged", "x64"), bool | None),
     **dict.fromkeys(("stopped_early", "functions"), dict[str, Any] | None),
 }
-_AXIS_LABELS = {
+AXIS_LABELS = {
     "round": "Round",
     "bytes": "Bytes moved, up and down",
     "seconds": "Simulated time (s)",
 }
+"""Labels of the horizontal axes of curves."""
 _CHECKSUM = re.compile(r'"checksum": "([0-9a-f]{64})"')
 _CHECKSUM_PLACEHOLDER = "0" * 64
 
@@ -276,7 +277,7 @@ class Result:
         metrics, method = self.metrics, self.spec.algorithm
         metric = result_display.get_accuracy_name(metrics) if metric is None else metric
         require_name("metric", metric, self._curves)
-        require_name("x", x, _AXIS_LABELS)
+        require_name("x", x, AXIS_LABELS)
         if x == "seconds" and "simulated_seconds" not in metrics:
             raise ConfigError(
                 "x = 'seconds': expected a run with simulated time, e.g. system='speed'"
@@ -295,7 +296,7 @@ class Result:
         label = escape_mathtext(f"{method}, seed {self.spec.seed}")
         (line,) = axes.plot(positions[is_drawn], values, color=color, label=label)
         result_display.mark_isolated_points(line)
-        axes.set_xlabel(_AXIS_LABELS[x])
+        axes.set_xlabel(AXIS_LABELS[x])
         axes.set_ylabel(escape_mathtext(info.axis_label or metric.replace("_", " ")))
         axes.grid(alpha=0.25, linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)

@@ -7,7 +7,7 @@ others behind it in gray.
 import math
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -57,8 +57,9 @@ from fedjax_het.metrics.declarations import NOT_TRAINED
 from fedjax_het.metrics.registry import get_metric_info
 from fedjax_het.runtime.result_display import mark_isolated_points
 from fedjax_het.runtime.result_store import is_partial_run, select_newest
+from fedjax_het.runtime.results import AXIS_LABELS
 from fedjax_het.utils.config import PositiveInt, validate_arguments
-from fedjax_het.utils.errors import ConfigError, require_name
+from fedjax_het.utils.errors import ConfigError, require, require_name
 from fedjax_het.utils.fonts import choose_fonts
 from fedjax_het.utils.text import DIVERGED, escape_mathtext, format_classes_per_client
 
@@ -105,6 +106,8 @@ class CurveMetric(NamedTuple):
     """Whether the axis is logarithmic, and means over seeds are geometric."""
     comparison: str = ""
     """Protocol of the runs and settings in which their methods differ, for the note."""
+    x: str = "round"
+    """Horizontal axis: "round", "bytes" or "seconds"."""
 
 
 # The metrics of a table's curves, by its compared metric.
@@ -138,6 +141,7 @@ def plot_learning_curves(
     metric: str = "test_accuracy",
     window: PositiveInt = 1,
     highlight: Sequence[str] = (),
+    x: Literal["round", "bytes", "seconds"] = "round",
 ) -> "Figure":
     """Plot a metric against the round: a line per method and hyperparameters, panels for the rest.
 
@@ -157,12 +161,14 @@ def plot_learning_curves(
       window: rounds of the running mean; 1: measured values. With 5, an accuracy's line ends at the
         value in overviews.
       highlight: methods in color, the others being gray and FedAvg dashed; default: all in color.
+      x: horizontal axis: rounds, bytes that were sent both ways, or simulated seconds. A value
+        between two evaluations is the value of the earlier one. Bytes and seconds have no window.
 
     Returns:
       The figure.
 
     Raises:
-      ConfigError: if the runs do not have a setting, the metric or a method.
+      ConfigError: if the runs do not have a setting, the metric, a method or simulated time.
 
     Example:
       >>> import pandas as pd
@@ -183,11 +189,15 @@ def plot_learning_curves(
             "curves = none: expected the curves of the runs, as `load_curves` returns them"
         )
     require_name("metric", metric, [n for n in curves.columns if n not in ("digest", "round")])
+    has_time = x != "seconds" or "simulated_seconds" in curves
+    require(has_time, "x", x, "round or bytes: the runs have no simulated time, see system")
+    require(x == "round" or window == 1, "window", window, f"1 with x = {x!r}")
     groups = group_figure_lines(results, by, panels)
+    comparison = "; ".join(describe_comparison(results, by))
     return plot_curve_panels(
-        [_make_curve(line, curves, metric) for line in groups.lines],
+        [_make_curve(line, curves, metric, x) for line in groups.lines],
         columns=groups.columns,
-        metric=CurveMetric(metric, window, comparison="; ".join(describe_comparison(results, by))),
+        metric=CurveMetric(metric, window, comparison=comparison, x=x),
         sharey="row" if groups.has_dataset_panels else "all",
         highlight=highlight,
     )
@@ -344,7 +354,7 @@ def _format_level(cell: TableCell) -> list[str]:
     return [f"alpha = {cell.alpha:g}"]
 
 
-def _make_curve(line: RunLine, curves: "pd.DataFrame", metric: str) -> Curve:
+def _make_curve(line: RunLine, curves: "pd.DataFrame", metric: str, x: str = "round") -> Curve:
     """Return the curves of a line's runs that did not diverge, with NaN where a line has a gap."""
     import pandas as pd
 
@@ -357,9 +367,40 @@ def _make_curve(line: RunLine, curves: "pd.DataFrame", metric: str) -> Curve:
         table = info.scale * table.dropna(axis="columns", how="all")
         if info.missing != NOT_TRAINED or not table.size:
             table = table.dropna(how="all")
+        if x != "round" and table.size:
+            table = _align_to_cost(table, run_curves, x)
     ended_early = bool((~has_diverged | is_partial_run(runs)).all())
     names, diverged = (line.panel, line.method, line.label), bool(has_diverged.any())
     return Curve(*names, table, diverged, ended_early=ended_early)
+
+
+def _align_to_cost(table: "pd.DataFrame", curves: "pd.DataFrame", x: str) -> "pd.DataFrame":
+    """Return the curves at common costs of the runs instead of rounds.
+
+    Args:
+      table: a row per round and a column per run.
+      curves: as `load_curves` returns it, of these runs.
+      x: "bytes" or "seconds".
+
+    Returns:
+      A row per cost that all runs have spent, and the last value that each run had until then.
+    """
+    import pandas as pd
+
+    names = ["bytes_up", "bytes_down"] if x == "bytes" else ["simulated_seconds"]
+    spent = curves.assign(cost=curves[names].sum(axis=1)).pivot(
+        index="round", columns="digest", values="cost"
+    )
+    costs = spent.cumsum().loc[table.index, table.columns]
+    grid = np.unique(np.concatenate([costs[name].dropna() for name in costs]))
+    grid = grid[(grid >= costs.min().max()) & (grid <= costs.max().min())]
+    columns = {}
+    for name in table:
+        values = table[name].dropna()
+        own_costs = costs[name][values.index].to_numpy()
+        positions = np.searchsorted(own_costs, grid, side="right") - 1
+        columns[name] = np.where(positions < 0, np.nan, values.to_numpy()[positions])
+    return pd.DataFrame(columns, index=grid).dropna(how="all")
 
 
 def plot_curve_panels(
@@ -409,7 +450,9 @@ def plot_curve_panels(
         ends[curve.panel].append((curve, _get_last_mean(average)))
     for title, panel in panels.items():
         _finish_panel(panel, metric, [curve for curve in curves if curve.panel == title])
-    label_outer_axes(panels.values(), x="Round", y=get_metric_label(metric.name), size=9)
+    label_outer_axes(
+        panels.values(), x=AXIS_LABELS[metric.x], y=get_metric_label(metric.name), size=9
+    )
     direction = get_metric_info(metric.name).higher_is_better
     labels = {
         panels[title]: _make_line_labels(own, styles, lowest=direction is False)
@@ -474,7 +517,7 @@ def plot_small_multiples(curves: Sequence[Curve], metric: CurveMetric) -> "Figur
         "gray: all the other lines",
         _make_note(curves, dict.fromkeys(labels, style), metric),
     ]
-    add_note(figure, "; ".join(filter(None, notes)), x_label="Round")
+    add_note(figure, "; ".join(filter(None, notes)), x_label=AXIS_LABELS[metric.x])
     return figure
 
 
@@ -606,7 +649,8 @@ def _finish_panel(panel: "Axes", metric: CurveMetric, curves: Sequence[Curve]) -
         reason = "ended early" if ended_early else "diverged"
         mark_empty_panel(panel, reason if has_diverged else "not run")
         return
-    set_integer_ticks(panel)
+    if metric.x == "round":
+        set_integer_ticks(panel)
     first, last = panel.dataLim.intervalx
     panel.set_xlim(0 if first < last else first - 1, last)
     if metric.is_log:

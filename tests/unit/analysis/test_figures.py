@@ -135,6 +135,28 @@ def smoothed(curves, method, alpha, seeds, metric="test_accuracy"):
     return np.array(columns).T
 
 
+@pytest.mark.parametrize("x", ["seconds", "bytes"])
+def test_learning_curves_against_cost(x):
+    """A run has at each cost the value of its last round up to then."""
+    results, curves = sweep(("fedavg",), (0.1,), seeds=(0, 1))
+    durations = curves["digest"].map({"fedavg-0.1-0": 2.0, "fedavg-0.1-1": 3.0})
+    curves["simulated_seconds"] = durations
+    curves["bytes_up"], curves["bytes_down"] = durations / 4, 3 * durations / 4
+    figure = analysis.plot_learning_curves(results, curves, x=x)
+    actual = line(figure.axes[0], "fedavg")
+    costs = actual.get_xdata()
+    grid = {*range(2, 2 * ROUNDS + 1, 2), *range(3, 2 * ROUNDS + 1, 3)}
+    assert costs.tolist() == sorted(cost for cost in grid if cost >= 3)
+    own = [curves[curves["digest"] == f"fedavg-0.1-{seed}"]["test_accuracy"] for seed in (0, 1)]
+    for cost, mean in zip(costs, actual.get_ydata(), strict=True):
+        rounds = int(cost // 2), int(cost // 3)
+        expected = np.mean([100 * own[seed].iloc[rounds[seed] - 1] for seed in (0, 1)])
+        assert mean == pytest.approx(expected)
+    assert figure.axes[0].get_xlabel() in ("Simulated time (s)", "Bytes moved, up and down")
+    with pytest.raises(ConfigError, match="window = 5: expected 1 with x"):
+        analysis.plot_learning_curves(results, curves, x=x, window=5)
+
+
 def test_learning_curve_means_and_bands():
     results, curves = sweep()
     figure = analysis.plot_learning_curves(results, curves, window=5)
