@@ -8,13 +8,14 @@ A lower bound refuses no run that would fit.
 import contextlib
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_het.algorithms import get_algorithm_spec
 from fedjax_het.algorithms.builders import num_bytes
 from fedjax_het.config.run_spec import ResolvedRunSpec
 from fedjax_het.core.memory import (
@@ -33,7 +34,7 @@ from fedjax_het.runtime.compiled_programs import CompiledPrograms
 from fedjax_het.runtime.placement import HOST_STATE, SPLIT_STATE, Placement
 from fedjax_het.runtime.signature import Signature, to_items
 from fedjax_het.utils.arrays import make_key
-from fedjax_het.utils.errors import ConfigError
+from fedjax_het.utils.errors import ConfigError, display_name
 
 _FLOAT_BYTES = 4
 # Activations of a batch are counted if this many times the images do not fit.
@@ -184,8 +185,13 @@ def list_device_items(
     copies = (len(devices) - 1) / len(devices) if _uses_host_memory(devices) else 1
     model, options = signature.training.task.model, dict(to_items(spec.model_options))
     variables = jax.eval_shape(model.init, make_key(0))
+    own_bytes = num_bytes(jax.eval_shape(signature.network.init, make_key(0)))
+    ratios = compare_with_defaults(spec.algorithm, spec.options)
     argument = "network" if spec.model == USER_NETWORK else "model"
     name, value = ("network_options", options) if options else (argument, spec.model)
+    if ratios and num_bytes(variables) > 2 * own_bytes:  # the method adds most of the layers
+        option = max(ratios, key=lambda name: ratios[name])
+        name, value = display_name(f"options {option}"), spec.options[option]
     batch = _compute_batch_bytes(model, variables, spec.batch_size, available_bytes)
     images = int(copies * dataset.train_images.nbytes)
     return [
@@ -193,6 +199,16 @@ def list_device_items(
         MemoryItem(name, value, "the network's parameters", num_bytes(variables)),
         MemoryItem("batch_size", spec.batch_size, "a batch of one lane", batch),
     ]
+
+
+def compare_with_defaults(algorithm: str, options: Mapping[str, Any]) -> dict[str, float]:
+    """Return the ratio of each whole-number option of a method to its default."""
+    defaults = get_algorithm_spec(algorithm, options).complete_options({})
+    return {
+        name: value / max(defaults.get(name) or 1, 1)
+        for name, value in options.items()
+        if type(value) is int
+    }
 
 
 def _compute_batch_bytes(
@@ -263,8 +279,14 @@ def translate_out_of_memory(spec: ResolvedRunSpec) -> Iterator[None]:
         is_xla_error = isinstance(error, jax.errors.JaxRuntimeError)
         if is_xla_error and not re.search("RESOURCE_EXHAUSTED|[Oo]ut of memory", str(error)):
             raise
+        ratios = compare_with_defaults(spec.algorithm, spec.options)
+        option_texts = [
+            f"{display_name(f'options {name}')} below {spec.options[name]}, "
+            for name, ratio in ratios.items()
+            if ratio > 1
+        ]
         raise InsufficientMemoryError(
             f"memory: {spec.algorithm} with num_clients={spec.num_clients}, batch_size="
-            f"{spec.batch_size} ran out of memory ({text}): expected more memory, fewer lanes, "
-            "a smaller batch_size, or client_state='host'"
+            f"{spec.batch_size} ran out of memory ({text}): expected {''.join(option_texts)}more "
+            "memory, fewer lanes, a smaller batch_size, or client_state='host'"
         ) from error

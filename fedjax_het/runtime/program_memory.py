@@ -12,7 +12,11 @@ from fedjax_het.runtime.build import RunGroup
 from fedjax_het.runtime.compiled_programs import build_programs
 from fedjax_het.runtime.group_init import list_programs
 from fedjax_het.runtime.group_state import GroupState
-from fedjax_het.runtime.memory_limits import InsufficientMemoryError, format_bytes
+from fedjax_het.runtime.memory_limits import (
+    InsufficientMemoryError,
+    compare_with_defaults,
+    format_bytes,
+)
 from fedjax_het.runtime.placement import AUTO, HOST_STATE, Placement
 from fedjax_het.runtime.signature import to_items
 from fedjax_het.utils.errors import ConfigError, display_name
@@ -101,7 +105,8 @@ def _find_largest_option(group_state: GroupState) -> _OptionMemory | None:
     """Return the whole-number option that accounts for most memory; None without such an option.
 
     Half of the option's value lowers the bound of the traced programs more than half of the value
-    of another option. Cost: a trace of the programs for each option; nothing compiles.
+    of another option. Among nearly equal options, the largest multiple of its default counts. Cost:
+    a trace of the programs for each option; nothing compiles.
     """
     group = group_state.group
     signature, plan = group.program.signature, group.program.plan
@@ -122,8 +127,11 @@ def _find_largest_option(group_state: GroupState) -> _OptionMemory | None:
             except ConfigError:  # the option allows no such value
                 continue
             found.append(_OptionMemory(name, value, saved / (value - value // 2)))
-    largest = max(found, key=lambda option: option.bytes_per_unit * option.value, default=None)
-    return largest if largest is not None and largest.bytes_per_unit > 0 else None
+    max_bytes = max((option.bytes_per_unit * option.value for option in found), default=0)
+    # Memory may be the product of two options: the option far above its default is named.
+    ratios = compare_with_defaults(signature.algorithm, options)
+    candidates = [o for o in found if 0 < 0.9 * max_bytes <= o.bytes_per_unit * o.value]
+    return max(candidates, key=lambda option: ratios[option.name], default=None)
 
 
 def init_within_memory(init: Callable[[Placement], GroupState], placement: Placement) -> GroupState:

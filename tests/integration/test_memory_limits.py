@@ -205,7 +205,7 @@ def test_compiled_program_is_refused_before_a_round():
     [
         ("ccvr", "virtual_features"),
         ("fedftg", "distill_batch_size"),
-        ("fedgen", "generator_hidden"),
+        ("fedgen", "generator_noise"),
     ],
 )
 def test_refusal_names_the_option_of_the_server(method, option, monkeypatch):
@@ -216,6 +216,14 @@ def test_refusal_names_the_option_of_the_server(method, option, monkeypatch):
     )
     with pytest.raises(InsufficientMemoryError, match=message):
         run_spec(make_spec(method, options=options, local_optimizer="sgd"), memory=10**8, lanes=1)
+
+
+def test_refusal_names_the_option_of_the_network():
+    spec = make_spec("moon", options={"projection": 10**7})
+    with pytest.raises(
+        InsufficientMemoryError, match=r"^options projection = 10000000: expected at"
+    ):
+        run_spec(spec, memory=10**8)
 
 
 def test_run_without_room_takes_fewer_lanes(monkeypatch):
@@ -254,6 +262,12 @@ def test_out_of_memory_errors_are_translated():
             raise error
         assert str(refused.value).startswith("memory: fedavg with num_clients=6, batch_size=4 ran")
         assert "\n" not in str(refused.value)
+    spec = make_spec("ccvr", options={"virtual_features": 10**6}).resolved()
+    with (
+        pytest.raises(ConfigError, match="expected options virtual_features below 1000000, more"),
+        translate_out_of_memory(spec),
+    ):
+        raise MemoryError
     error = jax.errors.JaxRuntimeError("INTERNAL: other")
     with pytest.raises(type(error), match="other"), translate_out_of_memory(settings):
         raise error
