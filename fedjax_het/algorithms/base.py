@@ -16,7 +16,7 @@ import numpy as np
 
 from fedjax_het.core.client_algorithm import ClientAlgorithm, HyperParameters
 from fedjax_het.core.client_loop import Cohort, Examples
-from fedjax_het.core.client_rows import ClientModels
+from fedjax_het.core.client_rows import ClientLosses, ClientModels
 from fedjax_het.core.gradient_diagnostics import ClientDiagnostics
 from fedjax_het.core.work_items import CondensationWork
 from fedjax_het.data import Dataset, Partition
@@ -69,6 +69,8 @@ class RoundInfo(NamedTuple):
     "The clients' models after local training, if `LocalTraining.returns_client_models`."
     drift: dict[str, jax.Array] = {}  # noqa: RUF012
     "Metrics of client drift by name, if `LocalTraining.measures_drift`."
+    client_losses: ClientLosses | None = None
+    "`CohortResult.client_losses`, which client selection by losses reads."
 
 
 class Traffic(NamedTuple):

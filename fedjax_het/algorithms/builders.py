@@ -176,7 +176,13 @@ def build_federated_algorithm(
         old, new = (record.variables["params"] for record in (server, new_server))
         update_norm = optax.tree.norm(jax.tree.map(jnp.subtract, new, old))
         models = result.outputs if training.returns_client_models else None
-        info = RoundInfo(result.train_loss, update_norm, models=models, drift=drift)
+        info = RoundInfo(
+            result.train_loss,
+            update_norm,
+            models=models,
+            drift=drift,
+            client_losses=result.client_losses,
+        )
         return State(new_server, result.states, state.round + 1), info
 
     def traffic(hp, state):
@@ -189,7 +195,7 @@ def build_federated_algorithm(
         client_state = get_client_row(state.clients, 0)
         upload = plan.eval_shape(make_update, hp, state.server, client_state)
         # Without a schedule; `initial_traffic` counts the inputs.
-        cohort: Any = Cohort._make((None, None, None, _NoInputs(), None))
+        cohort: Any = Cohort._make((None, None, None, _NoInputs(), None, False))
         try:
             message = jax.eval_shape(lambda server: make_message(server, cohort), state.server)
         except Exception:  # it reads the schedule, which is not known here

@@ -291,7 +291,8 @@ def _build_attentive_algorithm(
         message = FedAMPServerState(received, weights, hp["prox_lambda"] / divisor)
         result = train_cohort(client, plan, hp, message, state.clients, key, cohort)
         records = {"collaboration": weights} if options.history else {}
-        info = RoundInfo(result.train_loss, compute_rms_change(result), records)
+        norm, losses = compute_rms_change(result), result.client_losses
+        info = RoundInfo(result.train_loss, norm, records, client_losses=losses)
         return State(message, result.states, state.round + 1), info
 
     def traffic(hp, state):

@@ -204,7 +204,13 @@ def fedgen(training: LocalTraining, plan: ExecutionPlan, *, options: FedGenOptio
         new = add_mean_change(hp | {"server_lr": server_lr}, server, client_update.mean)
         old_params, params = server.variables["params"], new.variables["params"]
         update_norm = optax.tree.norm(jax.tree.map(jnp.subtract, params, old_params))
-        info = RoundInfo(result.train_loss, update_norm, models=models, drift=drift)
+        info = RoundInfo(
+            result.train_loss,
+            update_norm,
+            models=models,
+            drift=drift,
+            client_losses=result.client_losses,
+        )
         new = new._replace(generator=weights, optimizer=adam)
         return State(new, result.states, round_index + 1), info
 

@@ -169,7 +169,7 @@ def fedproto(
         features = jnp.where(is_new[:, None], means, server.features)
         server = Prototypes(features, server.is_present | is_new)
         update_norm = jnp.sqrt(squared_change / len(result.states.num_rounds))
-        info = RoundInfo(result.train_loss, update_norm)
+        info = RoundInfo(result.train_loss, update_norm, client_losses=result.client_losses)
         return State(server, result.states, state.round + 1), info
 
     def personal_variables(hp, state, k):

@@ -61,7 +61,8 @@ def separate(
 
     def round_(hp, state, key, cohort):
         result = train_cohort(client, plan, hp, (), state.clients, key, cohort)
-        info = RoundInfo(result.train_loss, compute_rms_change(result))
+        norm, losses = compute_rms_change(result), result.client_losses
+        info = RoundInfo(result.train_loss, norm, client_losses=losses)
         return State((), result.states, state.round + 1), info
 
     return Algorithm(

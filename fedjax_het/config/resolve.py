@@ -51,7 +51,13 @@ from fedjax_het.data import (
 from fedjax_het.metrics.registry import parse_metrics
 from fedjax_het.nn import NETWORKS
 from fedjax_het.skews import PARTITION_SKEWS, SKEW_SETTING, FeatureSkew, Skew
-from fedjax_het.systems import SYSTEM_SETTING, Deadline, PartialWork, validate_combination
+from fedjax_het.systems import (
+    SYSTEM_SETTING,
+    AdaptiveSelection,
+    Deadline,
+    PartialWork,
+    validate_combination,
+)
 from fedjax_het.systems.traces import TraceModel
 from fedjax_het.utils.config import (
     HyperParameter,
@@ -349,10 +355,10 @@ def _resolve_system(raw: RunSettings, method: AlgorithmSpec) -> RunSettings:
     settings, models = SYSTEM_SETTING.resolve(raw.system)
     validate_combination(models)
     for model in models:
-        is_partial = isinstance(model, PartialWork)
-        is_partial |= isinstance(model, Deadline) and model.late == "partial"
+        reads_training = isinstance(model, PartialWork | AdaptiveSelection)
+        reads_training |= isinstance(model, Deadline) and model.late == "partial"
         expected = f"no {model.name}: clients of {method.name} condense data instead of training"
-        is_valid = method.trains_locally or not is_partial
+        is_valid = method.trains_locally or not reads_training
         require(is_valid, "system", raw.system, expected)
         counts_epochs = isinstance(model, PartialWork) and model.unit == "epochs"
         expected = "partial_work:unit=steps with local_steps"

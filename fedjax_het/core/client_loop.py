@@ -23,7 +23,12 @@ from fedjax_het.core.client_algorithm import (
     ClientInfo,
     ClientUpdate,
 )
-from fedjax_het.core.client_rows import get_client_row, scatter_client_states, select_client_models
+from fedjax_het.core.client_rows import (
+    ClientLosses,
+    get_client_row,
+    scatter_client_states,
+    select_client_models,
+)
 from fedjax_het.core.contract_checks import DeclaredHyperParameters, with_error_locations
 from fedjax_het.core.device_exchange import run_blocks_on_devices
 from fedjax_het.core.example_transform import ExampleTransform
@@ -219,6 +224,8 @@ class Cohort(NamedTuple):
     "Arrays that the method requests, by name, see `RoundInput`."
     loops: LoopRunner = WHOLE_LOOPS
     "Runs the long loops of the round."
+    records_losses: bool = False
+    "Whether the training loss of each client is returned; static."
 
 
 class CohortResult(NamedTuple):
@@ -227,7 +234,7 @@ class CohortResult(NamedTuple):
     Example:
       >>> from fedjax_het.methods import CohortResult
       >>> CohortResult._fields
-      ('update', 'num_trained', 'states', 'outputs', 'train_loss')
+      ('update', 'num_trained', 'states', 'outputs', 'train_loss', 'client_losses')
     """
 
     update: ClientUpdate
@@ -242,6 +249,8 @@ class CohortResult(NamedTuple):
     train_loss: jax.Array
     """`[]` float32: mean over samples of the loss of local training; NaN where no client trained or
     a client's state has new entries that are not finite."""
+    client_losses: ClientLosses | None = None
+    "The mean loss of each client with `Cohort.records_losses`."
 
 
 # Fields of `RoundSchedule` that no lane reads: they have no axis of blocks, or the blocks of all
@@ -294,7 +303,7 @@ def train_cohort(
     schedule, examples = cohort.schedule, cohort.examples
     if plan.is_debug:
         client_algorithm = with_error_locations(client_algorithm, schedule.round)
-    run_block = partial(_run_block, client_algorithm, plan)
+    run_block = partial(_run_block, client_algorithm, plan, cohort.records_losses)
     hp = DeclaredHyperParameters(hp)
     inputs = _BlockInputs(hp, message, states, key, examples, schedule.max_steps)
     no_fields: dict[str, Any] = dict.fromkeys(_ROUND_FIELDS)
@@ -305,10 +314,14 @@ def train_cohort(
         sums, new_states, outputs = plan.map_blocks(cohort.loops, run_block, inputs, lanes)
         sums = jax.tree.map(lambda a: a.sum(0), sums)
         states = scatter_client_states(plan, states, new_states, schedule.state_rows)
+    client_losses = None
+    if cohort.records_losses:
+        outputs, client_losses = outputs
     if client_algorithm.outputs_models:
         outputs = select_client_models(schedule, *outputs)
     loss = jnp.where(sums.num_nonfinite > 0, jnp.nan, sums.loss / sums.num_samples)  # 0 / 0 is NaN
-    return CohortResult(sums.update, sums.num_trained.astype(jnp.int32), states, outputs, loss)
+    num_trained = sums.num_trained.astype(jnp.int32)
+    return CohortResult(sums.update, num_trained, states, outputs, loss, client_losses)
 
 
 class _BlockInputs(NamedTuple):
@@ -358,6 +371,7 @@ class _Lane(NamedTuple):
 
     client_algorithm: ClientAlgorithm
     inputs: _BlockInputs
+    records_losses: bool
 
     def make_context(self, slots: _Slots, slot: jax.Array) -> ClientContext:
         inputs = self.inputs
@@ -396,12 +410,16 @@ class _Lane(NamedTuple):
             self.make_context(slots, slot), active.local, state
         )
         is_finite = has_no_new_nonfinite(new_state, state)
+        if self.records_losses:
+            mean_loss = active.loss / jnp.maximum(active.num_samples, 1)
+            output = output, mean_loss.astype(jnp.float32)
         return _weight_update(update, take_row(slots.weights, slot)), is_finite, new_state, output
 
 
 def _run_block(
     client_algorithm: ClientAlgorithm,
     plan: ExecutionPlan,
+    records_losses: bool,
     loops: LoopRunner,
     inputs: _BlockInputs,
     schedule: Any,
@@ -416,6 +434,7 @@ def _run_block(
     Args:
       client_algorithm: the functions of one client.
       plan: the devices and lanes.
+      records_losses: whether the outputs include the loss of each slot's client.
       loops: runs the loop over the lanes' steps, which is split between two steps.
       inputs: the inputs of all blocks.
       schedule: the block's part of the round's `RoundSchedule`, traced.
@@ -423,8 +442,10 @@ def _run_block(
     Returns:
       The sums of the block, and the states and outputs of the clients in its slots, `[V, J, ...]`;
       with `outputs_models` the slots' fields that `select_client_models` reads beside the outputs.
+      With `records_losses` outputs are pairs of outputs and `ClientLosses`.
     """
-    lane, map_lanes = _Lane(client_algorithm, inputs), partial(_map_lanes, plan.lanes)
+    lane = _Lane(client_algorithm, inputs, records_losses)
+    map_lanes = partial(_map_lanes, plan.lanes)
     slots = _Slots(*(getattr(schedule, name) for name in _Slots._fields))
     batches, batch_sizes = schedule.batches.swapaxes(0, 1), schedule.batch_sizes.swapaxes(0, 1)
     starts_client, ends_client = schedule.starts_client, schedule.ends_client
@@ -486,8 +507,13 @@ def _run_block(
         max_iterations=max_lane_steps,
         samples_per_iteration=plan.lanes * batch_size,
     )
+    losses: Any = None
+    if records_losses:
+        outputs, losses = outputs
     if client_algorithm.outputs_models:
         outputs = outputs, slots.client_ids, slots.weights, slots.num_steps
+    if records_losses:
+        outputs = outputs, ClientLosses(slots.client_ids, losses)
     return sums, new_states, outputs
 
 

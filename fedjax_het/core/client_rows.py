@@ -114,6 +114,28 @@ class ClientModels(NamedTuple):
     "`[S]` bool: whether the client trained."
 
 
+class ClientLosses(NamedTuple):
+    """Training losses of a round's clients, by slot.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.core.client_rows import ClientLosses
+      >>> losses = ClientLosses(jnp.array([[[2, 3]]]), jnp.array([[[0.5, 0.0]]]))
+      >>> losses.by_client(3).tolist()
+      [nan, nan, 0.5]
+    """
+
+    client_ids: jax.Array
+    "`[D, V, J]` int32: client of each slot; K where the slot is unused."
+    losses: jax.Array
+    "`[D, V, J]` float32: mean loss over the samples of local training."
+
+    def by_client(self, num_clients: int) -> jax.Array:
+        """Return the losses of all K clients, float32 `[K]`; NaN for clients without a slot."""
+        ids, losses = self.client_ids.reshape(-1), self.losses.reshape(-1)
+        return jnp.full(num_clients, jnp.nan, losses.dtype).at[ids].set(losses, mode="drop")
+
+
 def select_client_models(
     schedule: Any, variables: Tree, client_ids: jax.Array, weights: jax.Array, num_steps: jax.Array
 ) -> ClientModels:

@@ -29,6 +29,10 @@ from fedjax_het.core.round_inputs import ChunkInputs, EvaluationOptions, RoundCo
 
 Tree = Any
 
+CLIENT_LOSS_NAME = "client_train_loss"
+"""Name of the record of each client's training loss, `[R, K]`; NaN for clients that did not train.
+"""
+
 
 class RoundMetrics(NamedTuple):
     """Measurements of each round, float32 `[R, ...]`; NaN where nothing was measured."""
@@ -77,6 +81,8 @@ def make_missing_metrics(
         diagnostics = algorithm.diagnostics
         names = GRADIENT_GAP_NAMES if diagnostics is None else diagnostics.names
         shapes = shapes | dict.fromkeys(names, ())
+    if options.records_client_losses:
+        shapes = shapes | {CLIENT_LOSS_NAME: (options.num_clients,)}
     has_domains = options.num_domains and algorithm.global_model
     metric_shapes = {**options.metric_shapes, **dict.fromkeys(options.update_metric_names, ())}
     validation_shapes = _get_validation_shapes(algorithm, options)

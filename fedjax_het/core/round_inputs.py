@@ -69,6 +69,8 @@ class EvaluationOptions(NamedTuple):
     metrics: tuple[Metric, ...] = ()
     num_classes: int = 0
     "Classes of the data set, if there are metrics."
+    records_client_losses: bool = False
+    "Whether the training loss of each client is recorded, for client selection by losses."
 
     @property
     def example_metrics(self) -> tuple[Metric, ...]:

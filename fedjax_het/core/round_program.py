@@ -15,6 +15,7 @@ from fedjax_het.core.drift import raise_no_model_change
 from fedjax_het.core.execution_plan import LANES_AXIS
 from fedjax_het.core.resumable_loops import LoopRunner
 from fedjax_het.core.round_evaluation import (
+    CLIENT_LOSS_NAME,
     RoundMetrics,
     evaluate_round,
     make_missing_evaluation,
@@ -23,6 +24,7 @@ from fedjax_het.core.round_evaluation import (
 )
 from fedjax_het.core.round_inputs import ChunkInputs, RoundComponents
 from fedjax_het.utils.arrays import count_nonfinite, set_row, take_row
+from fedjax_het.utils.errors import make_value_error
 
 
 def make_round_chunk(
@@ -120,10 +122,23 @@ def run_round(
     diagnostics: dict[str, jax.Array] = {}
     if evaluation.diagnostics_every:
         diagnostics, schedule = run_diagnostics(components, inputs, state, loops)
-    cohort = Cohort(schedule, inputs.examples, inputs.server_examples, inputs.method_inputs, loops)
+    cohort = Cohort(
+        schedule,
+        inputs.examples,
+        inputs.server_examples,
+        inputs.method_inputs,
+        loops,
+        evaluation.records_client_losses,
+    )
     state, info = algorithm.round(inputs.hp, state, key, cohort)
     if evaluation.update_metric_names and not info.drift:
         raise_no_model_change()
+    client_losses: dict[str, jax.Array] = {}
+    if evaluation.records_client_losses:
+        if info.client_losses is None:
+            expected = "a method whose rounds return CohortResult.client_losses in RoundInfo"
+            raise make_value_error("system", "client selection by losses", expected)
+        client_losses[CLIENT_LOSS_NAME] = info.client_losses.by_client(evaluation.num_clients)
     update_metrics = {name: info.drift[name] for name in evaluation.update_metric_names}
 
     # Both branches count, apart from the computation of the state: fused with it, the count could
@@ -151,7 +166,7 @@ def run_round(
         update_norm,
         result.global_model.domain_accuracy,
         result.client_accuracy,
-        info.records | diagnostics,
+        info.records | diagnostics | client_losses,
         result.global_model.metrics | update_metrics,
         is_finite.astype(jnp.float32),
         result.validation,

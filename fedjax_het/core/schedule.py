@@ -13,7 +13,7 @@ in which no client starts or ends. With one lane per block every client is one s
 
 import heapq
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -62,6 +62,11 @@ class RoundPlan(NamedTuple):
     "Simulated seconds of the round; None without simulated time."
     staleness: np.ndarray | None = None
     "Updates of the server since each of `clients` received its model, `[n]`; None: 0."
+
+
+RoundPlans = Generator[RoundPlan, np.ndarray | None, None]
+"""Plans of rounds. `send(losses)` returns the next plan; the losses are the clients' training
+losses in the round before, float32 `[K]`, and NaN for clients that did not train."""
 
 
 class WorkCounts(NamedTuple):
@@ -170,19 +175,15 @@ class Scheduler:
         self.partition = partition = work_items.partition
         self.cohort_size = compute_cohort_size(partition.num_clients, settings.participation)
         num_rounds = settings.num_rounds
-        self._assignments, num_full_pass_batches = [], 0
-        counts: list[tuple[int, int, int]] = []  # participants, pairs and samples
+        self._assignments: list[_LaneAssignment] = []
+        num_full_pass_batches = 0
+        counts: list[tuple[int, int, int]] = []
         for r in range(num_rounds):
-            work, cohort = self._get_work(r), self.draw_cohort(r)
-            assignment = _assign_lanes(work, cohort, blocks, lanes)
-            self._assignments.append(assignment)
+            counts.append(self._assign_round(r, blocks, lanes))
+            work = work_items.of_round(r)
             if isinstance(work, ClientClassWork):
                 num_batches = work.count_full_pass_batches(blocks)
                 num_full_pass_batches = max(num_full_pass_batches, num_batches)
-            num_participants = int((work.partition.sizes[cohort] > 0).sum())
-            amounts = (work.num_pairs, work.num_samples)
-            pairs, samples = (int(amount[assignment.work_ids].sum()) for amount in amounts)
-            counts.append((num_participants, pairs, samples))
         participants, pairs_by_round, samples_by_round = np.array(counts).T
         num_lost: np.ndarray | int = 0  # clients that send no update
         seconds = None
@@ -211,6 +212,16 @@ class Scheduler:
             block_steps=lane_lengths.reshape(num_rounds, blocks, lanes).max(2),
             seconds=seconds,
         )
+
+    def _assign_round(self, round_index: int, blocks: int, lanes: int) -> tuple[int, int, int]:
+        """Assign the lanes of the next round, and return its participants, pairs and samples."""
+        work, cohort = self._get_work(round_index), self.draw_cohort(round_index)
+        assignment = _assign_lanes(work, cohort, blocks, lanes)
+        self._assignments.append(assignment)
+        num_participants = int((work.partition.sizes[cohort] > 0).sum())
+        amounts = (work.num_pairs, work.num_samples)
+        pairs, samples = (int(amount[assignment.work_ids].sum()) for amount in amounts)
+        return num_participants, pairs, samples
 
     def draw_cohort(self, round_index: int) -> np.ndarray:
         """Return the ids of the clients of a round, in the order of the draw."""
@@ -380,6 +391,151 @@ class Scheduler:
         )
 
 
+class AdaptiveScheduler(Scheduler):
+    """Makes the schedules of a run whose clients are selected by the losses of earlier rounds.
+
+    Rounds are planned one after the other. `shape` holds for every cohort of S clients.
+
+    Args:
+      work_items: the work of the clients that train.
+      settings: settings of the rounds.
+      blocks: blocks of lanes.
+      lanes: lanes per block.
+      start_plans: returns the plans of the rounds, from the first on.
+      shortens_work: whether plans may contain fewer minibatches than `work_items`.
+
+    Attributes:
+      num_planned: number of rounds that are planned. `work_counts` is 0 in later rounds.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.core.schedule import AdaptiveScheduler, RoundPlan, RoundSettings
+      >>> from fedjax_het.core.work_items import ClientWork
+      >>> from fedjax_het.data import partition_from_clients
+      >>> def start_plans():
+      ...     losses = yield RoundPlan(np.array([0]), 1)
+      ...     yield RoundPlan(np.array([int(np.nanargmax(losses))]), 1)
+      >>> work = ClientWork(partition_from_clients([[0, 1, 2], [3]]), num_passes=1, batch_size=2)
+      >>> settings = RoundSettings(seed=0, num_rounds=2, participation=0.5)
+      >>> scheduler = AdaptiveScheduler(work, settings, 1, 1, start_plans, shortens_work=False)
+      >>> scheduler.plan_next_round(np.float32([0.1, 0.2]))
+      >>> scheduler.draw_cohort(1).tolist(), scheduler.work_counts.samples.tolist()
+      ([1], [3, 1])
+    """
+
+    def __init__(
+        self,
+        work_items: ClientWork | ClientClassWork | DriftingWork,
+        settings: RoundSettings,
+        blocks: int,
+        lanes: int,
+        start_plans: Callable[[], RoundPlans],
+        *,
+        shortens_work: bool,
+    ):
+        self.work_items, self.settings = work_items, settings
+        self.partition = work_items.partition
+        num_clients = self.partition.num_clients
+        self.cohort_size = compute_cohort_size(num_clients, settings.participation)
+        works = work_items.works if isinstance(work_items, DriftingWork) else [work_items]
+        self.shape = _bound_shape(
+            [work.num_steps for work in works],
+            self.cohort_size,
+            blocks,
+            lanes,
+            shortens_work=shortens_work,
+        )
+        self._start_plans = start_plans
+        self.restart()
+
+    def restart(self) -> None:
+        """Drop all plans but the plan of the first round."""
+        num_rounds = self.settings.num_rounds
+        self._next_plans, self._plans, self._assignments = self._start_plans(), [], []
+        self.work_counts = WorkCounts(
+            participants=np.zeros(num_rounds, np.int64),
+            selected=np.zeros(num_rounds, np.int64),
+            pairs=np.zeros(num_rounds, np.int64),
+            samples=np.zeros(num_rounds, np.int64),
+            block_steps=np.zeros((num_rounds, self.shape.blocks), np.int64),
+        )
+        self._add_plan(next(self._next_plans))
+
+    @property
+    def num_planned(self) -> int:
+        """Number of rounds that are planned."""
+        return len(self._assignments)
+
+    def plan_next_round(self, losses: np.ndarray) -> None:
+        """Plan the next round.
+
+        Args:
+          losses: training loss of each client in the last planned round, float32 `[K]`; NaN for
+            clients that did not train.
+        """
+        self._add_plan(self._next_plans.send(losses))
+
+    def _add_plan(self, plan: RoundPlan) -> None:
+        r, shape, counts = self.num_planned, self.shape, self.work_counts
+        assert isinstance(self._plans, list)
+        self._plans.append(plan)
+        num_participants, pairs, samples = self._assign_round(r, shape.blocks, shape.lanes)
+        num_lost = plan.num_selected - len(plan.clients)
+        counts.participants[r], counts.selected[r] = num_participants, num_participants + num_lost
+        counts.pairs[r], counts.samples[r] = pairs, samples
+        lane_lengths = np.diff(self._assignments[r].lane_starts)
+        counts.block_steps[r] = lane_lengths.reshape(shape.blocks, shape.lanes).max(1)
+        if plan.seconds is not None:
+            seconds = np.zeros(len(counts.samples)) if counts.seconds is None else counts.seconds
+            seconds[r] = plan.seconds
+            self.work_counts = counts._replace(seconds=seconds)
+
+    def trained_work_ids(self, round_indices: Iterable[int]) -> np.ndarray:
+        """Return the ids of the clients that train, or may train, in these rounds, ascending."""
+        round_indices = list(round_indices)
+        if max(round_indices) >= self.num_planned:
+            return np.flatnonzero(self.partition.sizes > 0)
+        return super().trained_work_ids(round_indices)
+
+
+def _bound_shape(
+    phase_steps: Sequence[np.ndarray],
+    cohort_size: int,
+    blocks: int,
+    lanes: int,
+    *,
+    shortens_work: bool,
+) -> ScheduleShape:
+    """Return sizes that hold for every cohort of clients on lanes that `_assign_lanes` assigns.
+
+    Args:
+      phase_steps: minibatches of each client in each phase of a run, int64 `[K]` each.
+      cohort_size: number of clients of a cohort, S.
+      blocks: blocks of lanes.
+      lanes: lanes per block.
+      shortens_work: whether clients may have fewer minibatches, at least 1.
+
+    Returns:
+      The sizes.
+    """
+    num_lanes, max_steps, max_slots = blocks * lanes, 1, 1
+    for num_steps in phase_steps:
+        ascending = np.sort(num_steps[num_steps > 0])
+        longest = ascending[-cohort_size:]
+        count, total = len(longest), int(longest.sum())
+        # Graham (1969, SIAM J. Appl. Math. 17, 416-429): the bound of list scheduling.
+        bound = (total + (num_lanes - 1) * int(longest.max(initial=0))) // num_lanes
+        # A client joins a lane of the fewest steps: all lanes then have at least as many steps as
+        # the clients before it on its lane. The first clients go to empty lanes.
+        shortest = np.ones(count, np.int64) if shortens_work else ascending[:count]
+        num_before = int((num_lanes * shortest.cumsum() < total).sum())
+        max_slots = max(max_slots, min(1 + num_before, count - num_lanes + 1))
+        max_steps = max(max_steps, bound)
+    segments = min(cohort_size, max_steps, lanes * max_slots)
+    sizes = (_round_up_max([size]) for size in (max_slots, max_steps, segments))
+    return ScheduleShape(blocks, lanes, *sizes)
+
+
 def _assign_lanes(
     work: ClientWork | ClientClassWork, clients: np.ndarray, blocks: int, lanes: int
 ) -> _LaneAssignment:
@@ -436,6 +592,9 @@ def merge_shapes(schedulers: Sequence[Scheduler], num_parallel: int = 1) -> Sche
     merged = ScheduleShape(*map(max, zip(*(s.shape for s in schedulers), strict=True)))
     if num_parallel == 1:
         return merged
+    if any(isinstance(s, AdaptiveScheduler) for s in schedulers):
+        segments = _round_up_max([min(merged.steps, num_parallel * merged.segments)])
+        return merged._replace(segments=segments)
     rounds = range(schedulers[0].settings.num_rounds)
     segment_counts = (len(ends) for r in rounds for ends in merge_segment_ends(schedulers, r))
     return merged._replace(segments=_round_up_max(segment_counts))

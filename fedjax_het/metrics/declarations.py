@@ -62,6 +62,7 @@ _CURVE_INFOS: Mapping[str, MetricInfo] = {
     "test_accuracy_domains": _accuracy("Mean test accuracy of domains"),
     "test_loss": _loss("Test loss"),
     "train_loss": _loss("Training loss", missing=NOT_TRAINED),
+    "client_train_loss": _loss("Training loss of a client", missing=NOT_TRAINED),
     "update_norm": MetricInfo("Norm of the update", missing=NOT_TRAINED),
     "client_accuracy": _accuracy("Test accuracy of a client"),
     "mean_client_accuracy": _accuracy("Mean accuracy of clients"),

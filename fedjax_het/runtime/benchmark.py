@@ -16,6 +16,7 @@ from fedjax_het.runtime.data_assignment import UserObjects
 from fedjax_het.runtime.group_init import init_group
 from fedjax_het.runtime.placement import Placement
 from fedjax_het.runtime.runner import start_runs
+from fedjax_het.runtime.schedules import require_fixed_selection
 from fedjax_het.utils.config import PositiveInt, validate_arguments
 from fedjax_het.utils.env import require_variables
 
@@ -67,6 +68,7 @@ def benchmark_rounds(
       2
     """
     require_variables()
+    require_fixed_selection(spec, "benchmark_rounds")
     spec = dataclasses.replace(spec, rounds=rounds + 5, eval_every=rounds + 5)
     group = prepare_group([spec], UserObjects(dataset), placement)
     group_state = init_group(group, group.prepared_runs)

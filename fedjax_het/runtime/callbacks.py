@@ -20,10 +20,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_het.algorithms.base import InitialTraffic, Traffic
 from fedjax_het.config.run_spec import ResolvedRunSpec
 from fedjax_het.runtime.checkpointing import CheckpointWriter
 from fedjax_het.runtime.group_state import GroupState
-from fedjax_het.runtime.history import CALLBACK, Curves, EarlyStop, build_traffic_curves
+from fedjax_het.runtime.history import CALLBACK, EarlyStop, build_traffic_curves
 from fedjax_het.runtime.result_builder import build_model_getter, compute_result_digest
 from fedjax_het.runtime.result_display import name_data
 from fedjax_het.runtime.results import Result
@@ -124,7 +125,7 @@ class CallbackRunner:
         self.always_report = False
         self._rounds_reported: dict[int, int] = {}
         self._digests: dict[int, str] = {}
-        self._traffic: dict[int, Curves] = {}
+        self._traffic: dict[int, tuple[Traffic, InitialTraffic]] = {}
 
     def call_unfinished(self, phase: str) -> None:
         """Call the callbacks for every run that has no result yet, see `call`."""
@@ -172,7 +173,9 @@ class CallbackRunner:
             self._digests[i] = compute_result_digest(group_state, i)
             self._traffic[i] = self._compute_traffic(i)
         done, before = group_state.count_rounds_completed(i), self._rounds_reported.get(i, 0)
-        curves = {**group_state.curves[i], **self._traffic[i]}
+        work_counts = run.scheduler.work_counts
+        traffic = build_traffic_curves(work_counts, *self._traffic[i], group_state.total_rounds)
+        curves = {**group_state.curves[i], **traffic}
         metrics = {name: curve[:done].view() for name, curve in curves.items()}
         for curve in metrics.values():
             curve.flags.writeable = False
@@ -185,26 +188,25 @@ class CallbackRunner:
             metrics=metrics,
             new_metrics={name: curve[before:] for name, curve in metrics.items()},
             wall_seconds=group_state.timing.compute_wall_seconds(len(group_state.prepared_runs)),
-            bytes_up=float(self._traffic[i]["bytes_up"][:done].sum()),
-            bytes_down=float(self._traffic[i]["bytes_down"][:done].sum()),
+            bytes_up=float(traffic["bytes_up"][:done].sum()),
+            bytes_down=float(traffic["bytes_down"][:done].sum()),
             result=result,
             _data_names=name_data(run.spec, run.user_digests),
             _get_model=lambda client: self._get_model(i, result, client),
             _request_stop=lambda reason: self._stop_run(i, reason),
         )
 
-    def _compute_traffic(self, i: int) -> Curves:
-        """Return the bytes up and down of each round, as the result counts them."""
+    def _compute_traffic(self, i: int) -> tuple[Traffic, InitialTraffic]:
+        """Return the bytes up and down of each client, as the result counts them."""
         group_state, run = self._group_state, self._group_state.prepared_runs[i]
-        algorithm, traffic = group_state.group.program.algorithm, []
+        algorithm = group_state.group.program.algorithm
+        traffic: list[Traffic] = []
         axis = 1 if group_state.group.runs_parallel else 0
         shapes = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct(a.shape[axis:], a.dtype), group_state.state
         )
         jax.eval_shape(lambda state: traffic.append(algorithm.traffic(run.hp, state)), shapes)
-        initial_traffic = algorithm.initial_traffic(run.federation_data)
-        work_counts, num_rounds = run.scheduler.work_counts, group_state.total_rounds
-        return build_traffic_curves(work_counts, traffic[0], initial_traffic, num_rounds)
+        return traffic[0], algorithm.initial_traffic(run.federation_data)
 
     def _get_model(self, i: int, result: Result | None, client: int | None) -> TrainedModel:
         if result is not None:

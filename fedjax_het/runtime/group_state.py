@@ -31,7 +31,9 @@ from fedjax_het.core.evaluation import (
 )
 from fedjax_het.core.execution_plan import PER_BLOCK, PER_DEVICE
 from fedjax_het.core.rng import Stream, make_stream_key
+from fedjax_het.core.round_evaluation import CLIENT_LOSS_NAME
 from fedjax_het.core.round_inputs import ChunkInputs
+from fedjax_het.core.schedule import AdaptiveScheduler
 from fedjax_het.core.state_paging import StatePager
 from fedjax_het.runtime.build import PreparedRun, RunGroup
 from fedjax_het.runtime.history import VALIDATION_MEAN, Curves, EarlyStop, Timing
@@ -87,6 +89,8 @@ def compute_chunk_limits(group: RunGroup, prepared_runs: Sequence[PreparedRun]) 
         cohort_size = max(run.scheduler.cohort_size for run in prepared_runs)
         table_bytes = group.state_bytes * cohort_size * plan.num_parallel  # of one round
         max_rounds = min(max_rounds, MAX_CLIENT_TABLE_BYTES // table_bytes)
+    if group.program.signature.evaluation.records_client_losses:
+        max_rounds, num_prefetch = 1, 0  # a round is planned after the round before
     rounds = max(1, min(MAX_ROUNDS_PER_CHUNK, spec.rounds, max_rounds))
     num_clients = group.program.signature.evaluation.num_clients
     num_rows = min(num_clients, rounds * cohort_size) if cohort_size else num_clients
@@ -186,6 +190,23 @@ class GroupState:
     def update(self, **changes: Any) -> None:
         """Replace fields of the snapshot, in one assignment."""
         self.snapshot = self.snapshot._replace(**changes)
+
+    def plan_rounds(self, *, from_start: bool = False) -> None:
+        """Plan the rounds up to the next one, where clients are selected by recorded losses.
+
+        Args:
+          from_start: whether all rounds are planned anew from the curves.
+        """
+        last = min(self.rounds_done, self.total_rounds - 1)
+        for run, curves in zip(self.prepared_runs, self.curves, strict=True):
+            scheduler = run.scheduler
+            if not isinstance(scheduler, AdaptiveScheduler):
+                continue
+            with defer_signals():  # a signal within the simulation would end it
+                if from_start:
+                    scheduler.restart()
+                while (r := scheduler.num_planned) <= last:
+                    scheduler.plan_next_round(curves[CLIENT_LOSS_NAME][r - 1])
 
     def end_run(self, i: int, early_stop: EarlyStop) -> None:
         """End a run before its last round.

@@ -45,6 +45,7 @@ _LABEL_SETTINGS = (
         "seed",
     ),
 )
+_CLIENT_CURVES = ("client_accuracy", "client_train_loss")  # of shape [rounds, clients]
 _SPARKLINE_WIDTH, _SPARKLINE_HEIGHT = 160, 36  # pixels
 
 
@@ -374,7 +375,7 @@ def build_rounds_dataset(result: DisplayedResult) -> "xr.Dataset":
     for name, values in result.metrics.items():
         dimensions = [f"{name}_{i}" for i in range(1, values.ndim)]
         arrays[name] = (
-            ["round", *(["client"] if name == "client_accuracy" else dimensions)],
+            ["round", *(["client"] if name in _CLIENT_CURVES else dimensions)],
             values,
         )
     attributes = {

@@ -127,7 +127,8 @@ class Result:
         `client_accuracy` `[rounds, clients]`, `mean_client_accuracy`, and
         `client_accuracy_<name>` if clients have names. Validation examples add
         `validation_accuracy` and `validation_loss` of the global model, and, for clients with own
-        tests, `client_validation_accuracy` and `mean_client_validation_accuracy`.
+        tests, `client_validation_accuracy` and `mean_client_validation_accuracy`. Client selection
+        by losses adds `client_train_loss` `[rounds, clients]`.
       summary: numbers and texts about the run, which JSON can hold.
       artifacts: further arrays of the method.
       state: final state of the federation. Clients' states on the host are `HostClientStates`,

@@ -54,6 +54,7 @@ def finish_rounds(group_state: GroupState, state: Any, metrics: Any, count: int)
             early_stops=_find_early_stops(group_state, active, done + count),
             unreported_phase=ROUNDS_PHASE,
         )
+        group_state.plan_rounds()
 
 
 def apply_stopping_rules(group_state: GroupState) -> None:

@@ -20,6 +20,7 @@ from fedjax_het.runtime.data_assignment import UserObjects
 from fedjax_het.runtime.group_init import compute_state_shapes, init_group, init_states
 from fedjax_het.runtime.group_state import GroupState
 from fedjax_het.runtime.placement import DEVICE_STATE, Placement
+from fedjax_het.runtime.schedules import require_fixed_selection
 from fedjax_het.utils.config import PositiveInt, validate_arguments
 
 Tree = Any
@@ -118,6 +119,7 @@ def count_flops(
       >>> bool(flops.rounds[0] == flops.rounds[1] > 0)
       True
     """
+    require_fixed_selection(spec, "count_flops")
     placement = Placement(lanes=lanes, blocks=1, devices=1, client_state=DEVICE_STATE)
     user_objects = UserObjects(dataset, data_dir=data_dir)
     group = prepare_group([spec], user_objects, placement, has_mesh=False)

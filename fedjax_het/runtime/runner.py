@@ -40,6 +40,7 @@ def start_runs(group_state: GroupState, checkpoints: CheckpointWriter) -> None:
         init_states(group_state)
     if group_state.records:
         checkpoints.restore(group_state)
+    group_state.plan_rounds(from_start=True)
     if program.plan.is_debug:
         return
     with timing.record_compilation():

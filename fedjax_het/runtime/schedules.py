@@ -7,14 +7,16 @@ import jax
 import numpy as np
 
 from fedjax_het.algorithms.base import Algorithm, Traffic
-from fedjax_het.config.run_spec import ResolvedRunSpec
+from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.core.client_loop import RoundSchedule
 from fedjax_het.core.execution_plan import PER_DEVICE, PER_RUN, RUNS_AXIS, ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.core.rng import Stream
 from fedjax_het.core.run_mapping import SCHEDULE_PLACEMENTS
 from fedjax_het.core.schedule import (
+    AdaptiveScheduler,
     RoundPlan,
+    RoundPlans,
     RoundSettings,
     Scheduler,
     ScheduleShape,
@@ -28,6 +30,7 @@ from fedjax_het.data import Partition, partition_from_clients
 from fedjax_het.runtime.data_assignment import DataAssignment
 from fedjax_het.systems import (
     SYSTEM_SETTING,
+    AdaptiveSelection,
     AsynchronousSimulation,
     Bandwidth,
     DeviceTrace,
@@ -35,7 +38,7 @@ from fedjax_het.systems import (
     SystemSimulation,
 )
 from fedjax_het.utils.arrays import make_key
-from fedjax_het.utils.errors import require
+from fedjax_het.utils.errors import ConfigError, require
 
 
 def bind_scheduler(
@@ -80,16 +83,34 @@ def bind_scheduler(
     else:
         works = [make_work(part) for part in drift.partitions]
         work = DriftingWork(works, drift.get_phase, partition)
-    return _bind_settings(spec, work, _simulate_system(assignment, algorithm, training, work))
+    simulation = _make_simulation(assignment, algorithm, training, work)
+    if simulation is None:
+        return _bind_settings(spec, work)
+
+    def get_workload(round_index: int) -> Workload:
+        return work.of_round(round_index).make_workload(algorithm.extra_passes)
+
+    def start_plans() -> RoundPlans:
+        return simulation.simulate_rounds(get_workload, spec.rounds)
+
+    if not simulation.is_adaptive:
+        return _bind_settings(spec, work, list(start_plans()))
+    settings, shortens_work = _get_round_settings(spec), simulation.shortens_work
+
+    def make_adaptive(blocks: int, lanes: int, **changes: Any) -> Scheduler:
+        arguments = (work, settings._replace(**changes), blocks, lanes, start_plans)
+        return AdaptiveScheduler(*arguments, shortens_work=shortens_work)
+
+    return make_adaptive
 
 
-def _simulate_system(
+def _make_simulation(
     assignment: DataAssignment,
     algorithm: Algorithm,
     training: LocalTraining,
     work: ClientWork | ClientClassWork | DriftingWork,
-) -> list[RoundPlan] | None:
-    """Return the clients of each round under system heterogeneity; None for a run without."""
+) -> SystemSimulation | None:
+    """Return the simulation of the clients' devices; None for a run without."""
     spec = assignment.spec
     models, asynchronous = SYSTEM_SETTING.parse(spec.system), algorithm.asynchronous
     if not models and asynchronous is None:
@@ -107,18 +128,11 @@ def _simulate_system(
         bytes_up_per_class=traffic.up_per_class,
     )
     can_train_partly = algorithm.extra_passes == 0
-    simulation = (
-        SystemSimulation(models, federation, can_train_partly=can_train_partly)
-        if asynchronous is None
-        else AsynchronousSimulation(
-            models, federation, **asynchronous._asdict(), can_train_partly=can_train_partly
-        )
+    if asynchronous is None:
+        return SystemSimulation(models, federation, can_train_partly=can_train_partly)
+    return AsynchronousSimulation(
+        models, federation, **asynchronous._asdict(), can_train_partly=can_train_partly
     )
-
-    def get_workload(round_index: int) -> Workload:
-        return work.of_round(round_index).make_workload(algorithm.extra_passes)
-
-    return list(simulation.simulate_rounds(get_workload, spec.rounds))
 
 
 def compute_traffic(algorithm: Algorithm, training: LocalTraining, hp: dict[str, Any]) -> Traffic:
@@ -153,14 +167,33 @@ def _bind_settings(
     plans: list[RoundPlan] | None = None,
 ) -> Callable[..., Scheduler]:
     """Return `Scheduler` with the settings of a run, which keyword arguments may replace."""
-    settings = RoundSettings(
-        spec.seed, spec.rounds, spec.participation, spec.averaging, spec.eval_every
-    )
+    settings = _get_round_settings(spec)
 
     def make(blocks: int, lanes: int, **changes: Any) -> Scheduler:
         return Scheduler(work, settings._replace(**changes), blocks, lanes, plans)
 
     return make
+
+
+def require_fixed_selection(spec: RunSpec, caller: str) -> None:
+    """Raise ConfigError if clients are selected by losses, which a function does not record.
+
+    Args:
+      spec: settings of the run.
+      caller: name of the function.
+    """
+    for model in SYSTEM_SETTING.parse(spec.system):
+        if isinstance(model, AdaptiveSelection):
+            raise ConfigError(
+                f"system {model.name}: expected clients that are selected without losses, which "
+                f"{caller} does not record"
+            )
+
+
+def _get_round_settings(spec: ResolvedRunSpec) -> RoundSettings:
+    return RoundSettings(
+        spec.seed, spec.rounds, spec.participation, spec.averaging, spec.eval_every
+    )
 
 
 def make_further_schedulers(

@@ -31,6 +31,7 @@ from fedjax_het.nn.conv_products import AUTO
 from fedjax_het.nn.flops import count_training_flops
 from fedjax_het.nn.precision import configure_compute
 from fedjax_het.skews import SKEW_SETTING, FeatureSkew, LabelSkew
+from fedjax_het.systems import SYSTEM_SETTING, AdaptiveSelection
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.errors import require
 
@@ -61,8 +62,14 @@ def compute_static_key(spec: RunSpec) -> str:
     key = repr(sorted((k, v) for k, v in spec.to_dict().items() if k not in PER_RUN_SETTINGS))
     names = [] if spec.lr_schedule is None else ["lr_schedule"]
     names += _list_static_skews(spec)
+    names += ["adaptive_selection"] if _has_adaptive_selection(spec) else []
     names += _traced_optional_hyperparameters(spec)
     return f"{key} {names}" if names else key
+
+
+def _has_adaptive_selection(spec: RunSpec) -> bool:
+    """Return whether clients are selected by the losses of earlier rounds."""
+    return any(isinstance(m, AdaptiveSelection) for m in SYSTEM_SETTING.parse(spec.system))
 
 
 def _list_static_skews(spec: RunSpec) -> list[str]:
@@ -168,14 +175,15 @@ def build_signature(
         implementations += (OPTIMIZERS[name].make,)
     # Measures of the split are no part of the rounds, so runs with and without them share programs.
     metrics = tuple(m for m in parse_metrics(spec.metrics) if not m.split_measure_names)
-    requested_metrics = (metrics, dataset.num_classes) if metrics else ()
     evaluation = EvaluationOptions(
         spec.num_clients,
         len(dataset.domain_names),
         spec.has_client_tests,
         spec.gradient_gaps or 0,
         spec.validation is not None,
-        *requested_metrics,
+        metrics,
+        dataset.num_classes if metrics else 0,
+        records_client_losses=_has_adaptive_selection(spec),
     )
     training = LocalTraining(
         Task(model, tuple(dataset.mean), tuple(dataset.std)),

@@ -11,14 +11,20 @@ from fedjax_het.systems.availability import (
 from fedjax_het.systems.base import Federation, SystemModel
 from fedjax_het.systems.devices import Bandwidth, DeviceModel, DeviceTrace, Speed
 from fedjax_het.systems.participation import Deadline, Dropout, OverSelection, PartialWork
-from fedjax_het.systems.selection import ClientSelection, CyclicSelection, SelectionBySize
+from fedjax_het.systems.selection import (
+    AdaptiveSelection,
+    ClientSelection,
+    CyclicSelection,
+    PowerOfChoice,
+    SelectionBySize,
+)
 from fedjax_het.systems.simulation import SystemSimulation, validate_combination
 from fedjax_het.utils.kinds import KindSetting
 
 _KINDS: tuple[type[SystemModel], ...] = (
     *(Speed, Bandwidth, DeviceTrace),
     *(Bernoulli, MarkovAvailability, DayNight, AvailabilityTrace),
-    *(SelectionBySize, CyclicSelection, OverSelection),
+    *(SelectionBySize, CyclicSelection, PowerOfChoice, OverSelection),
     *(PartialWork, Dropout, Deadline),
 )
 SYSTEM_SETTING: KindSetting[SystemModel] = KindSetting(
@@ -31,6 +37,7 @@ SYSTEMS = SYSTEM_SETTING.registry
 __all__ = [
     "SYSTEMS",
     "SYSTEM_SETTING",
+    "AdaptiveSelection",
     "AsynchronousSimulation",
     "AvailabilityModel",
     "AvailabilityTrace",
@@ -47,6 +54,7 @@ __all__ = [
     "MarkovAvailability",
     "OverSelection",
     "PartialWork",
+    "PowerOfChoice",
     "SelectionBySize",
     "Speed",
     "SystemModel",

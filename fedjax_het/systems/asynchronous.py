@@ -1,16 +1,17 @@
 """Simulation of asynchronous aggregation: clients start and arrive at times of their own."""
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_het.core.schedule import RoundPlan
+from fedjax_het.core.schedule import RoundPlan, RoundPlans
 from fedjax_het.core.work_items import Workload
 from fedjax_het.systems.base import Federation, SystemModel
 from fedjax_het.systems.devices import DeviceModel, Speed
 from fedjax_het.systems.participation import Deadline, OverSelection
+from fedjax_het.systems.selection import AdaptiveSelection
 from fedjax_het.systems.simulation import SystemSimulation
 from fedjax_het.utils.errors import ConfigError, require
 
@@ -70,7 +71,7 @@ class AsynchronousSimulation(SystemSimulation):
             models = [*models, Speed(sigma=0.0, step_seconds=1.0)]
         super().__init__(models, federation, can_train_partly=can_train_partly)
         for model in models:
-            if isinstance(model, Deadline | OverSelection):
+            if isinstance(model, Deadline | OverSelection | AdaptiveSelection):
                 raise ConfigError(f"system {model.name}: expected a method with synchronous rounds")
         always_fails = self._dropout is not None and self._dropout.probability == 1
         require(not always_fails, "system dropout:probability", 1, "a number below 1")
@@ -81,7 +82,7 @@ class AsynchronousSimulation(SystemSimulation):
 
     def simulate_rounds(
         self, get_workload: Callable[[int], Workload], num_rounds: int
-    ) -> Iterable[RoundPlan]:
+    ) -> RoundPlans:
         """Yield the clients of each change of the model.
 
         Args:

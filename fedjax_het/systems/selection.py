@@ -1,13 +1,14 @@
 """Selection of a round's clients from the clients that are available."""
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
 from fedjax_het.core.rng import Stream, make_host_rng
 from fedjax_het.systems.base import Federation, SystemModel
-from fedjax_het.utils.config import PositiveInt, UnitInterval
+from fedjax_het.utils.config import Bounds, PositiveInt, UnitInterval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,3 +85,97 @@ class CyclicSelection(ClientSelection):
         groups = rng.permutation(np.arange(federation.num_clients) % self.groups)
         members = available[groups[available] == path[0] % self.groups]
         return UniformSelection().select(federation, members, count, *path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveSelection(ClientSelection):
+    """A rule that selects by the training losses of earlier rounds.
+
+    The server knows the mean loss of local training of each client whose update it aggregated. A
+    client that fails or arrives late reports no loss.
+    """
+
+    def start(self, federation: Federation) -> Any:
+        """Return the server's knowledge of the clients before the first round.
+
+        Args:
+          federation: the clients.
+
+        Returns:
+          The state, which `select_by_losses` and `record_losses` read.
+        """
+        raise NotImplementedError
+
+    def select_by_losses(
+        self,
+        state: Any,
+        federation: Federation,
+        available: np.ndarray,
+        count: int,
+        *,
+        durations: np.ndarray,
+        round_index: int,
+    ) -> tuple[np.ndarray, Any]:
+        """Select the clients of a round.
+
+        Args:
+          state: the state after the previous round.
+          federation: the clients.
+          available: ids of the clients that are available, ascending.
+          count: number of clients to select; fewer are selected if fewer are available.
+          durations: simulated seconds of each client's work and transfers, float64 `[K]`; 0
+            without simulated time.
+          round_index: the round.
+
+        Returns:
+          Ids of the selected clients, and the new state.
+        """
+        raise NotImplementedError
+
+    def record_losses(self, state: Any, losses: np.ndarray) -> Any:
+        """Return the state after a round.
+
+        Args:
+          state: the state after the selection of the round.
+          losses: mean training loss of each client, float32 `[K]`; NaN for clients that did not
+            report one.
+
+        Returns:
+          The new state.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class PowerOfChoice(AdaptiveSelection):
+    """The largest losses among drawn candidates (Cho et al., 2020, arXiv:2010.01243).
+
+    The server draws d = `factor` * S candidates without replacement, each with probabilities
+    proportional to size. It selects the S candidates with the largest losses, the first drawn ones
+    among equals.
+    The rule is the paper's variant rpow-d (Section 4): the loss of a candidate is the mean loss of
+    local training when it last took part, and infinite before. It costs no communication, while
+    pow-d evaluates the present model on all data of each candidate.
+    """
+
+    factor: Annotated[float, Bounds(1, 1e6)] = 2.0
+    "Number of candidates per selected client, d / S."
+    name: ClassVar[str] = "power_of_choice"
+    description: ClassVar[str] = "clients with the largest losses among drawn candidates"
+    strength: ClassVar[str] = "factor"
+
+    def start(self, federation):
+        """Return infinite losses."""
+        return np.full(federation.num_clients, np.inf, np.float32)
+
+    def select_by_losses(self, state, federation, available, count, *, durations, round_index):
+        """Draw the candidates by size, and select by loss."""
+        num_candidates = math.ceil(self.factor * count - 1e-9)
+        path = federation, available, num_candidates, round_index
+        candidates = SelectionBySize().select(*path)
+        by_loss = np.argsort(-state[candidates], kind="stable")
+        return candidates[np.sort(by_loss[:count])], state
+
+    def record_losses(self, state, losses):
+        """Replace the losses of the clients that took part."""
+        return np.where(np.isfinite(losses), losses, state)

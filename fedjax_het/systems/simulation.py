@@ -1,22 +1,23 @@
 """Simulation of the clients' devices: who takes part in each round, and for how long.
 
 The simulation runs on the host, before the first round. Its draws depend on the seeds, the round
-and the client alone, so a resumed run repeats them.
+and the client alone, so a resumed run repeats them. Only under client selection by losses a round
+is simulated after the round before.
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from fedjax_het.core.schedule import RoundPlan
+from fedjax_het.core.schedule import RoundPlan, RoundPlans
 from fedjax_het.core.work_items import Workload
 from fedjax_het.systems.availability import AvailabilityModel
 from fedjax_het.systems.base import Federation, SystemModel
 from fedjax_het.systems.devices import DeviceModel, DeviceRates
 from fedjax_het.systems.participation import Deadline, Dropout, OverSelection, PartialWork
-from fedjax_het.systems.selection import ClientSelection, UniformSelection
+from fedjax_het.systems.selection import AdaptiveSelection, ClientSelection, UniformSelection
 from fedjax_het.utils.errors import ConfigError
 
 ModelT = TypeVar("ModelT", bound=SystemModel)
@@ -40,6 +41,8 @@ class SystemSimulation:
 
     Attributes:
       has_clock: whether rounds have a duration.
+      is_adaptive: whether clients are selected by the losses of earlier rounds.
+      shortens_work: whether clients may do a part of local training.
 
     Raises:
       ConfigError: for kinds that cannot be combined.
@@ -77,11 +80,14 @@ class SystemSimulation:
         self._partial_work = _get_single(models, PartialWork)
         self._over_selection = _get_single(models, OverSelection)
         self._deadline = _get_single(models, Deadline)
+        self.is_adaptive = isinstance(self._selection, AdaptiveSelection)
+        has_partial_deadline = self._deadline is not None and self._deadline.late == "partial"
+        self.shortens_work = self._partial_work is not None or has_partial_deadline
 
     def simulate_rounds(
         self, get_workload: Callable[[int], Workload], num_rounds: int
-    ) -> Iterable[RoundPlan]:
-        """Yield the plans of the rounds.
+    ) -> RoundPlans:
+        """Yield the plans of the rounds, and receive the losses of the clients, see `RoundPlans`.
 
         Args:
           get_workload: `get_workload(round_index)`: the work of all clients in a round.
@@ -93,26 +99,46 @@ class SystemSimulation:
         federation, availability, time = self._federation, self._availability, 0.0
         state = None if availability is None else availability.start(federation)
         available = np.arange(federation.num_clients)
+        selection_state = None
+        if isinstance(self._selection, AdaptiveSelection):
+            selection_state = self._selection.start(federation)
         for r in range(num_rounds):
             start_time = time
             if availability is not None:
                 time = availability.find_next_time(state, time)
                 is_available, state = availability.find_available(state, federation, r, time)
                 available = np.flatnonzero(is_available)
-            plan = self._simulate_round(get_workload(r), available, r)
+            workload = get_workload(r)
+            selected, selection_state = self._select(selection_state, workload, available, r)
+            plan = self._simulate_round(workload, selected, r)
             if plan.seconds is not None:
                 time += plan.seconds
                 plan = plan._replace(seconds=time - start_time)
-            yield plan
+            losses = yield plan
+            if isinstance(self._selection, AdaptiveSelection) and losses is not None:
+                selection_state = self._selection.record_losses(selection_state, losses)
 
-    def _simulate_round(
-        self, workload: Workload, available: np.ndarray, round_index: int
-    ) -> RoundPlan:
-        """Return the plan of a round among the clients that are available."""
-        federation, rates, deadline = self._federation, self._rates, self._deadline
+    def _select(
+        self, state: Any, workload: Workload, available: np.ndarray, round_index: int
+    ) -> tuple[np.ndarray, Any]:
+        """Return the selected clients of a round, and the new state of the selection."""
+        federation, rates = self._federation, self._rates
         factor = 1.0 if self._over_selection is None else self._over_selection.factor
         count = math.ceil(federation.cohort_size * factor - 1e-9)
-        selected = self._selection.select(federation, available, count, round_index)
+        if not isinstance(self._selection, AdaptiveSelection):
+            return self._selection.select(federation, available, count, round_index), state
+        durations = rates.transfer_seconds + rates.class_seconds * workload.num_classes
+        durations = durations + rates.step_seconds * workload.num_steps
+        arguments = (state, federation, available, count)
+        return self._selection.select_by_losses(
+            *arguments, durations=durations, round_index=round_index
+        )
+
+    def _simulate_round(
+        self, workload: Workload, selected: np.ndarray, round_index: int
+    ) -> RoundPlan:
+        """Return the plan of a round with the clients that the server selected."""
+        federation, rates, deadline = self._federation, self._rates, self._deadline
         num_steps = self._draw_num_steps(workload, selected, round_index)
         times = _Times(
             rates.step_seconds[selected],
