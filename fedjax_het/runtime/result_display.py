@@ -300,6 +300,8 @@ def format_outcome(result: DisplayedResult) -> str:
             parts.append(TEST_SPLIT_ADVICE)
     if summary.get("wall_seconds") is not None:
         parts.append(f"{summary['wall_seconds']:.1f} s")
+    if summary.get("simulated_seconds") is not None:
+        parts.append(f"{summary['simulated_seconds']:,.0f} s of simulated time")
     return ", ".join(parts) or "nothing measured"
 
 

@@ -100,6 +100,7 @@ def test_costs_count_selected_and_arrived_clients():
     assert cost.simulated_seconds == result.metrics["simulated_seconds"][0]
     total = result.metrics["simulated_seconds"].sum()
     assert result.summary["simulated_seconds"] == pytest.approx(total)
+    assert f"{total:,.0f} s of simulated time" in repr(result)
 
 
 def test_rounds_without_a_client_keep_the_model():
