@@ -10,6 +10,7 @@ from fedjax_het.systems.availability import (
 )
 from fedjax_het.systems.base import Federation, SystemModel
 from fedjax_het.systems.devices import Bandwidth, DeviceModel, DeviceTrace, Speed
+from fedjax_het.systems.oort import Oort
 from fedjax_het.systems.participation import Deadline, Dropout, OverSelection, PartialWork
 from fedjax_het.systems.selection import (
     AdaptiveSelection,
@@ -24,7 +25,7 @@ from fedjax_het.utils.kinds import KindSetting
 _KINDS: tuple[type[SystemModel], ...] = (
     *(Speed, Bandwidth, DeviceTrace),
     *(Bernoulli, MarkovAvailability, DayNight, AvailabilityTrace),
-    *(SelectionBySize, CyclicSelection, PowerOfChoice, OverSelection),
+    *(SelectionBySize, CyclicSelection, PowerOfChoice, Oort, OverSelection),
     *(PartialWork, Dropout, Deadline),
 )
 SYSTEM_SETTING: KindSetting[SystemModel] = KindSetting(
@@ -52,6 +53,7 @@ __all__ = [
     "Dropout",
     "Federation",
     "MarkovAvailability",
+    "Oort",
     "OverSelection",
     "PartialWork",
     "PowerOfChoice",

@@ -73,7 +73,7 @@ def test_placement_does_not_change_the_clients(whole_run, placement):
 
 
 def test_sweep_equals_single_runs(whole_run):
-    specs = [make_spec(), make_spec(system="power_of_choice:factor=1.5"), make_spec(system=None)]
+    specs = [make_spec(system=system) for system in (SYSTEM, ["oort", "speed:sigma=1"], None)]
     results = sweep(specs, progress=None).results
     assert_results_equal(results[0], whole_run, rtol=1e-4, atol=6e-3)
     for spec, result in zip(specs[1:], results[1:], strict=True):

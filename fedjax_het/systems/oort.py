@@ -1,0 +1,194 @@
+"""Oort's client selection: clients with useful data and fast devices."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, NamedTuple
+
+import numpy as np
+
+from fedjax_het.systems.selection import AdaptiveSelection
+from fedjax_het.utils.config import (
+    Bounds,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    UnitInterval,
+)
+
+_MAX_BLACKLIST_SHARE = 0.3  # of all clients, as in the public code
+
+
+class OortState(NamedTuple):
+    """The server's knowledge of the clients."""
+
+    sizes: np.ndarray
+    "Training examples of each client, int64 `[K]`."
+    utilities: np.ndarray
+    "Statistical utility of each client when it last took part, float64 `[K]`; NaN before."
+    last_rounds: np.ndarray
+    "Round in which each client last took part, from 1, int64 `[K]`; 0 before."
+    counts: np.ndarray
+    "Rounds in which each client took part, int64 `[K]`."
+    exploited: np.ndarray
+    "Clients that the last round selected by utility, int64 `[n]`."
+    history: tuple[float, ...]
+    "Mean utility of the clients that each round selected by utility."
+    exploration: float
+    "Share of new clients in the last round, epsilon."
+    percentile: float
+    "Percentile of the clients' durations that is the preferred duration of a round."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Oort(AdaptiveSelection):
+    """Clients with useful data and fast devices (Lai et al., OSDI 2021, arXiv:2010.06081).
+
+    The statistical utility of a client is U_i = |B_i| sqrt(mean of loss^2) (Section 4.2). Utilities
+    are clipped at a percentile (Section 4.4), and scaled to [0, 1] as in the public code. The score
+    in round R is (Equation 1 and Algorithm 1)
+
+        (U_i + sqrt(0.1 log R / L_i)) * ((T / t_i)^alpha if T < t_i else 1),
+
+    with the last round L_i of the client, its duration t_i and the preferred duration T. The server
+    draws (1 - epsilon) S clients in proportion to the scores. It draws them among the clients with
+    at least `cutoff` times the score of the best client of rank (1 - epsilon) S. The other clients
+    take part for the first time. Epsilon decays from `exploration` to `min_exploration`.
+
+    Rules without a value in the paper are the rules of FedScale (`thirdparty/oort/oort.py`). T is a
+    percentile of the clients' durations. The pacer raises it if the utility of `pacer_rounds`
+    rounds differs by at most 10 % from the rounds before, and lowers it after a change by a factor
+    of 5. New clients are drawn in proportion to their size with the same penalty, among the best
+    `window` times their number.
+
+    Departures: the run records the mean loss of each client, and the root of the mean square is
+    replaced by it. Utilities are scaled over the clients that took part; FedScale includes the
+    sizes of new clients. Durations are known before the first participation. A cohort that lacks
+    new clients is filled with other clients. By default there is no blacklist, as in FedScale; the
+    paper removes clients after a number of rounds.
+    """
+
+    alpha: NonNegativeFloat = 2.0
+    "Exponent of the penalty of slow clients."
+    exploration: UnitInterval = 0.9
+    "Share of new clients before the first round."
+    decay: UnitInterval = 0.98
+    "Factor of the share of new clients in each round."
+    min_exploration: UnitInterval = 0.2
+    "Smallest share of new clients."
+    cutoff: UnitInterval = 0.95
+    "Share of the cut-off utility that a client must reach, c."
+    clip: UnitInterval = 0.95
+    "Quantile at which utilities are clipped."
+    blacklist_rounds: NonNegativeInt = 0
+    "Rounds after which a client takes no more part; 0: no limit."
+    preferred: Annotated[float, Bounds(0, 100)] = 30.0
+    "Percentile of durations that is the preferred duration of the first rounds."
+    pacer_step: Annotated[float, Bounds(0, 100)] = 5.0
+    "Change of the percentile by the pacer."
+    pacer_rounds: PositiveInt = 20
+    "Rounds between changes of the preferred duration."
+    window: Annotated[float, Bounds(1, 1e6)] = 5.0
+    "Number of new candidates per new client."
+    name: ClassVar[str] = "oort"
+    description: ClassVar[str] = "clients with useful data and fast devices"
+    strength: ClassVar[str] = "alpha"
+
+    def start(self, federation):
+        """Return the state without any participation."""
+        num_clients = federation.num_clients
+        return OortState(
+            sizes=federation.sizes,
+            utilities=np.full(num_clients, np.nan),
+            last_rounds=np.zeros(num_clients, np.int64),
+            counts=np.zeros(num_clients, np.int64),
+            exploited=np.zeros(0, np.int64),
+            history=(),
+            exploration=self.exploration,
+            percentile=self.preferred,
+        )
+
+    def select_by_losses(self, state, federation, available, count, *, durations, round_index):
+        """Draw known clients by utility, and new clients by size and speed."""
+        state = self._set_pace(state)
+        exploration = max(state.exploration * self.decay, self.min_exploration)
+        factors = self._penalize_slow(state, durations)
+        available = available[federation.sizes[available] > 0]
+        is_new = state.last_rounds[available] == 0
+        new, known = available[is_new], available[~is_new]
+        known = known[~np.isin(known, self._find_blacklist(state))]
+        num_new = min(len(new), max(int(count * exploration), count - len(known)))
+        num_known = min(count - num_new, len(known))
+        rng = self.make_rng(federation.seed, round_index)
+        exploited = np.zeros(0, np.int64)
+        if num_known:
+            scores = self._compute_scores(state, known, round_index + 1) * factors[known]
+            threshold = self.cutoff * np.sort(scores)[-num_known]
+            is_admitted = scores >= threshold
+            exploited = _draw(rng, known[is_admitted], scores[is_admitted], num_known)
+        rewards = federation.sizes[new] * factors[new]
+        best = np.argsort(-rewards, kind="stable")[: int(self.window * num_new)]
+        explored = _draw(rng, new[best], rewards[best], num_new)
+        state = state._replace(exploited=exploited, exploration=exploration)
+        return np.concatenate([explored, exploited]), state
+
+    def record_losses(self, state, losses):
+        """Record the utilities and the round of the clients that took part."""
+        has_reported = np.isfinite(losses)
+        utilities = np.where(has_reported, state.sizes * losses.astype(np.float64), state.utilities)
+        exploited = state.exploited[has_reported[state.exploited]]
+        mean = float(utilities[exploited].mean()) if len(exploited) else 0.0
+        history = (*state.history, mean)
+        return state._replace(
+            utilities=utilities,
+            last_rounds=np.where(has_reported, len(history), state.last_rounds),
+            counts=state.counts + has_reported,
+            history=history,
+        )
+
+    def _set_pace(self, state: OortState) -> OortState:
+        """Return the state with the percentile of durations that the pacer sets."""
+        rounds, history = self.pacer_rounds, state.history
+        if len(history) < 2 * rounds or len(history) % rounds:
+            return state
+        before, latest = sum(history[-2 * rounds : -rounds]), sum(history[-rounds:])
+        percentile, change = state.percentile, abs(latest - before)
+        if change <= 0.1 * before:
+            percentile = min(100.0, percentile + self.pacer_step)
+        elif change >= 5 * before:
+            percentile = max(self.pacer_step, percentile - self.pacer_step)
+        return state._replace(percentile=percentile)
+
+    def _penalize_slow(self, state: OortState, durations: np.ndarray) -> np.ndarray:
+        """Return the factors of the clients' utilities for their durations, float64 `[K]`."""
+        ascending = np.sort(durations[state.sizes > 0])
+        if state.percentile >= 100 or not len(ascending):
+            return np.ones(len(durations))
+        rank = min(int(len(ascending) * state.percentile / 100), len(ascending) - 1)
+        preferred = ascending[rank]
+        is_slow = durations > preferred
+        return np.where(is_slow, preferred / np.where(is_slow, durations, 1.0), 1.0) ** self.alpha
+
+    def _find_blacklist(self, state: OortState) -> np.ndarray:
+        """Return the clients that take no more part, the most frequent ones first."""
+        if not self.blacklist_rounds:
+            return np.zeros(0, np.int64)
+        by_count = np.argsort(-state.counts, kind="stable")
+        is_frequent = state.counts[by_count] > self.blacklist_rounds
+        return by_count[is_frequent][: int(_MAX_BLACKLIST_SHARE * len(state.counts))]
+
+    def _compute_scores(self, state: OortState, known: np.ndarray, number: int) -> np.ndarray:
+        """Return the scores of clients in round `number`, from 1, without the penalty."""
+        utilities = state.utilities[known]
+        ascending = np.sort(utilities)
+        limit = ascending[min(int(len(ascending) * self.clip), len(ascending) - 1)]
+        lowest = 0.999 * ascending[0]
+        scaled = (np.minimum(utilities, limit) - lowest) / max(ascending[-1] - lowest, 1e-4)
+        return scaled + np.sqrt(0.1 * np.log(number) / state.last_rounds[known])
+
+
+def _draw(
+    rng: np.random.Generator, clients: np.ndarray, weights: np.ndarray, count: int
+) -> np.ndarray:
+    """Draw clients without replacement, in proportion to weights."""
+    if not count:
+        return clients[:0]
+    return rng.choice(clients, count, replace=False, p=weights / weights.sum())
