@@ -3,7 +3,14 @@
 import jax
 import numpy as np
 import pytest
-from support.small_runs import KilledError, assert_results_equal, make_killing_callback
+from support.data import make_user_dataset
+from support.small_runs import (
+    FAST_OPTIONS,
+    OWN_METHOD_RUN,
+    KilledError,
+    assert_results_equal,
+    make_killing_callback,
+)
 
 from fedjax_het import ConfigError, Placement, RunSpec, simulate, sweep
 from fedjax_het.runtime.benchmark import benchmark_rounds
@@ -57,6 +64,16 @@ def test_rounds_follow_the_recorded_losses():
     np.testing.assert_allclose(result.metrics["simulated_seconds"], expected)
     num_bytes = sum(4 * leaf.size for leaf in jax.tree.leaves(result.model().variables))
     np.testing.assert_array_equal(result.metrics["bytes_up"], np.full(8, 2 * num_bytes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["fedamp", "fedgen", "fedproto", "separate"])
+def test_methods_with_own_rounds_report_losses(algorithm):
+    settings = {**OWN_METHOD_RUN, "options": FAST_OPTIONS.get(algorithm, {}), "system": "oort"}
+    result = simulate(RunSpec(algorithm, **settings), dataset=make_user_dataset())
+    losses, sizes = result.metrics["client_train_loss"], result.partition.sizes
+    means = np.nansum(losses * sizes, 1) / (np.isfinite(losses) * sizes).sum(1)
+    np.testing.assert_allclose(result.metrics["train_loss"], means, rtol=1e-5)
 
 
 def test_resume_is_bit_equal(whole_run, tmp_path):
