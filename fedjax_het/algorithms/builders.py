@@ -195,7 +195,7 @@ def build_federated_algorithm(
         client_state = get_client_row(state.clients, 0)
         upload = plan.eval_shape(make_update, hp, state.server, client_state)
         # Without a schedule; `initial_traffic` counts the inputs.
-        cohort: Any = Cohort._make((None, None, None, _NoInputs(), None, False))
+        cohort: Any = Cohort._make((None, None, None, _NoInputs(), None, None))
         try:
             message = jax.eval_shape(lambda server: make_message(server, cohort), state.server)
         except Exception:  # it reads the schedule, which is not known here

@@ -9,6 +9,7 @@ length of another, and no number depends on the lane of a client.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -205,6 +206,15 @@ class RoundSchedule(NamedTuple):
     "`[D, M, B]` int32: client * C + class of each such example; K * C for padding."
 
 
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class CohortOptions:
+    """Static choices of local training in a round; a pytree without leaves."""
+
+    records_losses: bool = False
+    "Whether the training loss of each client is returned."
+
+
 class Cohort(NamedTuple):
     """A round's schedule, the examples that it indexes, and the other inputs of the round.
 
@@ -224,8 +234,8 @@ class Cohort(NamedTuple):
     "Arrays that the method requests, by name, see `RoundInput`."
     loops: LoopRunner = WHOLE_LOOPS
     "Runs the long loops of the round."
-    records_losses: bool = False
-    "Whether the training loss of each client is returned; static."
+    options: CohortOptions = CohortOptions()
+    "Static choices."
 
 
 class CohortResult(NamedTuple):
@@ -250,7 +260,7 @@ class CohortResult(NamedTuple):
     """`[]` float32: mean over samples of the loss of local training; NaN where no client trained or
     a client's state has new entries that are not finite."""
     client_losses: ClientLosses | None = None
-    "The mean loss of each client with `Cohort.records_losses`."
+    "The mean loss of each client with `CohortOptions.records_losses`."
 
 
 # Fields of `RoundSchedule` that no lane reads: they have no axis of blocks, or the blocks of all
@@ -303,7 +313,7 @@ def train_cohort(
     schedule, examples = cohort.schedule, cohort.examples
     if plan.is_debug:
         client_algorithm = with_error_locations(client_algorithm, schedule.round)
-    run_block = partial(_run_block, client_algorithm, plan, cohort.records_losses)
+    run_block = partial(_run_block, client_algorithm, plan, cohort.options.records_losses)
     hp = DeclaredHyperParameters(hp)
     inputs = _BlockInputs(hp, message, states, key, examples, schedule.max_steps)
     no_fields: dict[str, Any] = dict.fromkeys(_ROUND_FIELDS)
@@ -315,7 +325,7 @@ def train_cohort(
         sums = jax.tree.map(lambda a: a.sum(0), sums)
         states = scatter_client_states(plan, states, new_states, schedule.state_rows)
     client_losses = None
-    if cohort.records_losses:
+    if cohort.options.records_losses:
         outputs, client_losses = outputs
     if client_algorithm.outputs_models:
         outputs = select_client_models(schedule, *outputs)

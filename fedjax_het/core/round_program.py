@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from fedjax_het.core.client_loop import Cohort, SkewedExamples
+from fedjax_het.core.client_loop import Cohort, CohortOptions, SkewedExamples
 from fedjax_het.core.drift import raise_no_model_change
 from fedjax_het.core.execution_plan import LANES_AXIS
 from fedjax_het.core.resumable_loops import LoopRunner
@@ -128,7 +128,7 @@ def run_round(
         inputs.server_examples,
         inputs.method_inputs,
         loops,
-        evaluation.records_client_losses,
+        CohortOptions(records_losses=evaluation.records_client_losses),
     )
     state, info = algorithm.round(inputs.hp, state, key, cohort)
     if evaluation.update_metric_names and not info.drift:
