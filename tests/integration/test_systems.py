@@ -75,7 +75,7 @@ def test_resume_is_bit_equal(tmp_path):
     assert_results_equal(simulate(spec, output_dir=tmp_path, resume=True), whole)
 
 
-@pytest.mark.parametrize("algorithm", ["feddm", "fedaf"])
+@pytest.mark.parametrize("algorithm", ["feddm", pytest.param("fedaf", marks=pytest.mark.slow)])
 def test_condensing_clients_take_time_and_drop_out(algorithm):
     options = {"ipc": 1, "steps": 2, "server_epochs": 1}
     settings = {**SETTINGS, "options": options, "rounds": 3}

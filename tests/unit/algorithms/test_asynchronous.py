@@ -139,6 +139,7 @@ def test_fedasync_with_one_client_and_weight_1_is_fedavg():
     np.testing.assert_allclose(one["w"], other["w"], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_initial_model_of_a_file_is_the_first_received_model(tmp_path):
     settings = {"model": "mlp", "num_clients": 4, "rounds": 1, "learning_rate": 0.1}
     path = simulate(RunSpec("fedavg", **settings)).save_model(tmp_path / "model")
