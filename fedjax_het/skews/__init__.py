@@ -3,9 +3,6 @@
 A run applies its skews in the order of `SKEWS`: numbers of examples, labels, drift, images.
 """
 
-import dataclasses
-from typing import Any
-
 from fedjax_het.skews.amounts import AmountSkew, LongTail, PowerLaw, Quantity
 from fedjax_het.skews.base import FeatureSkew, LevelSkew, Skew
 from fedjax_het.skews.drift import ClassArrival, ClientChurn, DriftSkew, LabelDrift
@@ -20,10 +17,8 @@ from fedjax_het.skews.feature import (
     Rotation,
 )
 from fedjax_het.skews.labels import ConceptShift, LabelNoise, LabelSkew
-from fedjax_het.utils.config import field_types, validate_arguments
-from fedjax_het.utils.errors import require, require_name
-from fedjax_het.utils.kinds import KindEntry, KindSetting
-from fedjax_het.utils.registry import get_summary_line
+from fedjax_het.utils.config import validate_arguments
+from fedjax_het.utils.kinds import KindSetting
 
 PARTITION_SKEWS = {
     "label": "dirichlet",
@@ -91,29 +86,7 @@ def register_skew(kind: type) -> type:
       >>> RunSpec(skew="brightness:shift=0.3").resolved().skew
       {'brightness.shift': 0.3}
     """
-    bases = ", ".join(base.__name__ for base in _BASES)
-    require(issubclass(kind, _BASES), "kind", kind, f"a subclass of {bases}")
-    make: Any = kind
-    label = make.__name__
-    for function in sorted(make.__abstractmethods__):
-        require(False, f"function {function} of {label}", None, "a function of the class")
-    is_dataclass = "__dataclass_fields__" in vars(kind)
-    require(is_dataclass, "kind", label, "a class with @dataclass(frozen=True, kw_only=True)")
-    for variable in ("name", "strength"):
-        value = getattr(kind, variable, None)
-        require(isinstance(value, str), f"{label}.{variable}", value, "a text, a class variable")
-    missing = (dataclasses.MISSING, dataclasses.MISSING)
-    for field in dataclasses.fields(kind):
-        has_default = (field.default, field.default_factory) != missing
-        require(has_default, f"field {field.name} of {label}", None, "a default")
-    require_name(f"{label}.strength", make.strength, field_types(make))
-    expected = "a name that is no partition in the setting skew"
-    require(make.name not in PARTITION_SKEWS, f"{label}.name", make.name, expected)
-    # A dataclass without a docstring has its signature as docstring.
-    summary = get_summary_line(kind)
-    default = "a skew of the user" if summary.startswith(f"{label}(") else summary
-    description = getattr(kind, "description", None) or default
-    SKEWS.add(KindEntry(make.name, description, make))
+    SKEW_SETTING.register(kind, _BASES)
     return kind
 
 

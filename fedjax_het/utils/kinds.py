@@ -4,6 +4,7 @@ A setting is a mapping of `kind.field` to values. Users also write a text `kind:
 object of a kind, or a list of texts and objects.
 """
 
+import dataclasses
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -18,8 +19,8 @@ from fedjax_het.utils.config import (
     parse_literal,
     to_json_value,
 )
-from fedjax_het.utils.errors import display_names, make_value_error, require_name
-from fedjax_het.utils.registry import LIST_COMMAND, Registry, format_entry
+from fedjax_het.utils.errors import display_names, make_value_error, require, require_name
+from fedjax_het.utils.registry import LIST_COMMAND, Registry, format_entry, get_summary_line
 
 _FIELD_SEPARATOR = re.compile(r",(?=\w+=)")  # other commas separate values
 
@@ -187,6 +188,41 @@ class KindSetting(Generic[KindT]):
                     raise make_value_error(self.name, item, f"{name} once")
                 settings[name] = field_value
         return settings
+
+    def register(self, kind: type, bases: tuple[type, ...]) -> None:
+        """Register a kind of the user.
+
+        Args:
+          kind: the user's class, a frozen dataclass with the class variables `name` and `strength`.
+          bases: classes of which it must inherit one.
+
+        Raises:
+          ConfigError: if `kind` is no such class, or if its name belongs to a kind of the package,
+            is another value of the setting, or is not an identifier.
+        """
+        names = ", ".join(base.__name__ for base in bases)
+        require(issubclass(kind, bases), "kind", kind, f"a subclass of {names}")
+        make: Any = kind
+        label = make.__name__
+        for function in sorted(make.__abstractmethods__):
+            require(False, f"function {function} of {label}", None, "a function of the class")
+        is_dataclass = "__dataclass_fields__" in vars(kind)
+        require(is_dataclass, "kind", label, "a class with @dataclass(frozen=True, kw_only=True)")
+        for variable in ("name", "strength"):
+            value = getattr(kind, variable, None)
+            require(isinstance(value, str), f"{label}.{variable}", value, "a text, a class variable")
+        missing = (dataclasses.MISSING, dataclasses.MISSING)
+        for field in dataclasses.fields(kind):
+            has_default = (field.default, field.default_factory) != missing
+            require(has_default, f"field {field.name} of {label}", None, "a default")
+        require_name(f"{label}.strength", make.strength, field_types(make))
+        expected = f"a name that is no other value of the setting {self.name}"
+        require(make.name not in self._other_names, f"{label}.name", make.name, expected)
+        # A dataclass without a docstring has its signature as docstring.
+        summary = get_summary_line(kind)
+        default = f"a {self.name} of the user" if summary.startswith(f"{label}(") else summary
+        description = getattr(kind, "description", None) or default
+        self.registry.add(KindEntry(make.name, description, make))
 
     def is_one_value(self, value: Any) -> bool:
         """Return whether a value of a grid is the setting of one run, not a list of settings."""
