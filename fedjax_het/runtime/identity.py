@@ -41,6 +41,7 @@ import jax
 import numpy as np
 
 from fedjax_het.algorithms import METHODS
+from fedjax_het.config.kind_settings import KIND_SETTINGS
 from fedjax_het.config.resolve import USER_PROVIDED
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.core.optimizers import OPTIMIZERS
@@ -52,7 +53,6 @@ from fedjax_het.runtime.data_assignment import (
     build_partition,
     select_participants,
 )
-from fedjax_het.skews import SKEWS
 from fedjax_het.utils.arrays import PRNG_IMPL, to_numpy_bits
 from fedjax_het.utils.errors import ConfigError
 from fedjax_het.utils.registry import Registry, get_keyword_parameters
@@ -146,7 +146,11 @@ def collect_function_digests(spec: RunSpec) -> dict[str, str]:
         (OPTIMIZERS, spec.local_optimizer),
         (SERVER_SOURCES, spec.server_data),
         *((METRICS, name) for name in metrics),
-        *((SKEWS, name) for name in dict.fromkeys(key.partition(".")[0] for key in spec.skew)),
+        *(
+            (setting.registry, name)
+            for setting in KIND_SETTINGS.values()
+            for name in dict.fromkeys(key.partition(".")[0] for key in getattr(spec, setting.name))
+        ),
     ]
     return {
         f"{registry.kind} {name}": hash_functions(registry[name])

@@ -20,6 +20,7 @@ from fedjax_het.systems.selection import (
     SelectionBySize,
 )
 from fedjax_het.systems.simulation import SystemSimulation, validate_combination
+from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.kinds import KindSetting
 
 _KINDS: tuple[type[SystemModel], ...] = (
@@ -34,6 +35,48 @@ SYSTEM_SETTING: KindSetting[SystemModel] = KindSetting(
 """The setting `system`."""
 SYSTEMS = SYSTEM_SETTING.registry
 """Kinds of system heterogeneity by name."""
+
+_BASES = (DeviceModel, AvailabilityModel, ClientSelection)
+
+
+@validate_arguments
+def register_system(kind: type) -> type:
+    """Register a kind of system heterogeneity of the user, until the process ends.
+
+    Args:
+      kind: frozen dataclass that inherits `DeviceModel`, `AvailabilityModel` or `ClientSelection`
+        and has the class variables `name` and `strength`. Its fields are the parameters of the kind
+        and have defaults. The first line of its docstring is its default `description`. Draws
+        should depend on `make_rng` alone, so that a resumed run repeats them.
+
+    Returns:
+      The class, so that the function also serves as its decorator.
+
+    Raises:
+      ConfigError: if `kind` is no such class, or if its name belongs to a kind of the package or is
+        not an identifier.
+
+    Example:
+      >>> from dataclasses import dataclass
+      >>> from typing import ClassVar
+      >>> from fedjax_het import RunSpec, register_system
+      >>> from fedjax_het.systems import ClientSelection
+      >>> @register_system
+      ... @dataclass(frozen=True, kw_only=True)
+      ... class LargestClients(ClientSelection):
+      ...     "The clients with the most examples take part."
+      ...     offset: int = 0
+      ...     name: ClassVar[str] = "largest"
+      ...     strength: ClassVar[str] = "offset"
+      ...     def select(self, federation, available, count, *path):
+      ...         order = federation.sizes[available].argsort()[::-1]
+      ...         return available[order[self.offset :][:count]]
+      >>> RunSpec(system="largest:offset=1").resolved().system
+      {'largest.offset': 1}
+    """
+    SYSTEM_SETTING.register(kind, _BASES)
+    return kind
+
 
 __all__ = [
     "SYSTEMS",
@@ -61,5 +104,6 @@ __all__ = [
     "Speed",
     "SystemModel",
     "SystemSimulation",
+    "register_system",
     "validate_combination",
 ]

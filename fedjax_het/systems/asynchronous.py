@@ -12,7 +12,7 @@ from fedjax_het.systems.base import Federation, SystemModel
 from fedjax_het.systems.devices import DeviceModel, Speed
 from fedjax_het.systems.participation import Deadline, OverSelection
 from fedjax_het.systems.selection import AdaptiveSelection
-from fedjax_het.systems.simulation import SystemSimulation
+from fedjax_het.systems.simulation import SystemSimulation, check_selected, find_available
 from fedjax_het.utils.errors import ConfigError, require
 
 
@@ -142,12 +142,13 @@ class AsynchronousSimulation(SystemSimulation):
         if self._availability is not None and (
             self._availability.needs_clock or round_index != self._state_round
         ):
-            self._is_available, self._state = self._availability.find_available(
-                self._state, federation, round_index, time
+            self._is_available, self._state = find_available(
+                self._availability, self._state, federation, round_index, time
             )
             self._state_round = round_index
         candidates = np.flatnonzero(is_free & self._is_available)
         selected = self._selection.select(federation, candidates, count, *path)
+        selected = check_selected(self._selection, selected, candidates, count)
         num_steps = self._draw_num_steps(workload, selected, round_index)
         seconds = rates.transfer_seconds + rates.class_seconds * workload.num_classes
         seconds = seconds[selected] + rates.step_seconds[selected] * num_steps

@@ -1,5 +1,6 @@
 """Availability of the clients: a round selects among the clients that are available."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,9 +12,10 @@ from fedjax_het.utils.config import PositiveFloat, UnitInterval
 
 
 @dataclass(frozen=True, kw_only=True)
-class AvailabilityModel(SystemModel):
+class AvailabilityModel(SystemModel, ABC):
     """A kind that decides which clients are available."""
 
+    @abstractmethod
     def start(self, federation: Federation) -> Any:
         """Return the state of the clients before the first round.
 
@@ -23,8 +25,8 @@ class AvailabilityModel(SystemModel):
         Returns:
           The state, which `find_available` reads and returns.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def find_available(
         self, state: Any, federation: Federation, round_index: int, time: float
     ) -> tuple[np.ndarray, Any]:
@@ -39,7 +41,6 @@ class AvailabilityModel(SystemModel):
         Returns:
           Whether each client is available, bool `[K]`, and the new state.
         """
-        raise NotImplementedError
 
     def find_next_time(self, state: Any, time: float) -> float:
         """Return the first time, not before `time`, at which some client is available."""

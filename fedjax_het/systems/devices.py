@@ -1,5 +1,6 @@
 """Speed and bandwidth of the clients' devices."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -22,11 +23,12 @@ class DeviceRates(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceModel(SystemModel):
+class DeviceModel(SystemModel, ABC):
     """A kind that gives the devices times."""
 
     neutral: ClassVar[float | None] = None
 
+    @abstractmethod
     def add_times(self, rates: DeviceRates, federation: Federation) -> DeviceRates:
         """Return the times of the devices with the times of this kind.
 
@@ -37,7 +39,6 @@ class DeviceModel(SystemModel):
         Returns:
           The times.
         """
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,6 +38,8 @@ class ClientSelection(SystemModel):
 class UniformSelection(ClientSelection):
     """Uniform draws without replacement, the rule of runs without this setting."""
 
+    name: ClassVar[str] = "uniform"
+
     def select(self, federation, available, count, *path):
         """Draw the clients."""
         rng = make_host_rng(federation.seed, Stream.PARTICIPATION, *path)

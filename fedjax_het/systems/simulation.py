@@ -74,7 +74,8 @@ class SystemSimulation:
         self._rates = DeviceRates(zeros, zeros, zeros)
         for device in devices:
             self._rates = device.add_times(self._rates, federation)
-        self._availability = _get_single(models, AvailabilityModel)
+            _check_rates(device, self._rates, federation.num_clients)
+        self._availability = _get_single(models, AvailabilityModel)  # type: ignore[type-abstract]
         self._selection = _get_single(models, ClientSelection) or UniformSelection()
         self._dropout = _get_single(models, Dropout)
         self._partial_work = _get_single(models, PartialWork)
@@ -106,7 +107,7 @@ class SystemSimulation:
             start_time = time
             if availability is not None:
                 time = availability.find_next_time(state, time)
-                is_available, state = availability.find_available(state, federation, r, time)
+                is_available, state = find_available(availability, state, federation, r, time)
                 available = np.flatnonzero(is_available)
             workload = get_workload(r)
             selected, selection_state = self._select(selection_state, workload, available, r)
@@ -126,13 +127,15 @@ class SystemSimulation:
         factor = 1.0 if self._over_selection is None else self._over_selection.factor
         count = math.ceil(federation.cohort_size * factor - 1e-9)
         if not isinstance(self._selection, AdaptiveSelection):
-            return self._selection.select(federation, available, count, round_index), state
+            selected = self._selection.select(federation, available, count, round_index)
+            return check_selected(self._selection, selected, available, count), state
         durations = rates.transfer_seconds + rates.class_seconds * workload.num_classes
         durations = durations + rates.step_seconds * workload.num_steps
         arguments = (state, federation, available, count)
-        return self._selection.select_by_losses(
+        selected, state = self._selection.select_by_losses(
             *arguments, durations=durations, round_index=round_index
         )
+        return check_selected(self._selection, selected, available, count), state
 
     def _simulate_round(
         self, workload: Workload, selected: np.ndarray, round_index: int
@@ -219,6 +222,74 @@ class SystemSimulation:
 def _get_single(models: Iterable[SystemModel], kind: type[ModelT]) -> ModelT | None:
     """Return the only model of a class, or None."""
     return next((model for model in models if isinstance(model, kind)), None)
+
+
+def _check_rates(device: DeviceModel, rates: DeviceRates, num_clients: int) -> None:
+    """Raise ConfigError for times of devices that cannot be used."""
+    for name, values in rates._asdict().items():
+        array = np.asarray(values)
+        is_valid = array.shape == (num_clients,) and np.isfinite(array).all() and (array >= 0).all()
+        if not is_valid:
+            raise ConfigError(
+                f"system {device.name!r}: add_times returned {name} of shape {array.shape}: expected "
+                f"{num_clients} finite numbers >= 0"
+            )
+
+
+def find_available(
+    availability: AvailabilityModel, state: Any, federation: Federation, r: int, time: float
+) -> tuple[np.ndarray, Any]:
+    """Call `find_available` of a kind of availability, and check its result.
+
+    Args:
+      availability: the kind.
+      state: its state after the previous round.
+      federation: the clients.
+      r: the round.
+      time: simulated seconds since the start.
+
+    Returns:
+      Whether each client is available, bool `[K]`, and the new state.
+
+    Raises:
+      ConfigError: for another result.
+    """
+    is_available, state = availability.find_available(state, federation, r, time)
+    array = np.asarray(is_available)
+    if array.shape != (federation.num_clients,) or array.dtype != bool:
+        raise ConfigError(
+            f"system {availability.name!r}: find_available returned {array.dtype} of shape "
+            f"{array.shape}: expected {federation.num_clients} booleans"
+        )
+    return array, state
+
+
+def check_selected(
+    selection: ClientSelection, selected: np.ndarray, available: np.ndarray, count: int
+) -> np.ndarray:
+    """Return the clients that a rule has selected, if they can be used.
+
+    Args:
+      selection: the rule.
+      selected: ids of the selected clients.
+      available: ids of the available clients.
+      count: the largest number of clients.
+
+    Returns:
+      The selected clients, int64 `[n]`.
+
+    Raises:
+      ConfigError: for clients that are not available, repeated clients, and too many clients.
+    """
+    array = np.asarray(selected)
+    is_valid = array.ndim == 1 and (array.dtype.kind in "iu" or not len(array))
+    is_valid = is_valid and len(np.unique(array)) == len(array) <= count
+    if not is_valid or not np.isin(array, available).all():
+        raise ConfigError(
+            f"system {selection.name!r}: the selected clients are {array.tolist()!r:.100}: expected at "
+            f"most {count} distinct ids of the {len(available)} available clients"
+        )
+    return array.astype(np.int64)
 
 
 def validate_combination(models: Sequence[SystemModel]) -> None:

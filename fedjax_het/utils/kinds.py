@@ -210,7 +210,9 @@ class KindSetting(Generic[KindT]):
         require(is_dataclass, "kind", label, "a class with @dataclass(frozen=True, kw_only=True)")
         for variable in ("name", "strength"):
             value = getattr(kind, variable, None)
-            require(isinstance(value, str), f"{label}.{variable}", value, "a text, a class variable")
+            require(
+                isinstance(value, str), f"{label}.{variable}", value, "a text, a class variable"
+            )
         missing = (dataclasses.MISSING, dataclasses.MISSING)
         for field in dataclasses.fields(kind):
             has_default = (field.default, field.default_factory) != missing
