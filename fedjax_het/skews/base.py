@@ -1,6 +1,6 @@
 """`Skew`, the base class of all kinds of heterogeneity, and the levels of the clients."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ Levels = Literal["ramp", "uniform", "groups", "equal"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Skew(Kind, ABC):
+class Skew(Kind):
     """A kind of heterogeneity with its parameters; a value of the setting `skew`.
 
     Example:

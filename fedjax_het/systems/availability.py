@@ -1,6 +1,6 @@
 """Availability of the clients: a round selects among the clients that are available."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,7 +12,7 @@ from fedjax_het.utils.config import PositiveFloat, UnitInterval
 
 
 @dataclass(frozen=True, kw_only=True)
-class AvailabilityModel(SystemModel, ABC):
+class AvailabilityModel(SystemModel):
     """A kind that decides which clients are available."""
 
     @abstractmethod

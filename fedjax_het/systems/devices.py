@@ -1,6 +1,6 @@
 """Speed and bandwidth of the clients' devices."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -23,7 +23,7 @@ class DeviceRates(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceModel(SystemModel, ABC):
+class DeviceModel(SystemModel):
     """A kind that gives the devices times."""
 
     neutral: ClassVar[float | None] = None

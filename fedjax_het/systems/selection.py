@@ -1,6 +1,7 @@
 """Selection of a round's clients from the clients that are available."""
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -17,6 +18,7 @@ class ClientSelection(SystemModel):
 
     neutral: ClassVar[float | None] = None
 
+    @abstractmethod
     def select(
         self, federation: Federation, available: np.ndarray, count: int, *path: int
     ) -> np.ndarray:
@@ -31,7 +33,6 @@ class ClientSelection(SystemModel):
         Returns:
           Ids of the selected clients, in the order of the draw.
         """
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +98,11 @@ class AdaptiveSelection(ClientSelection):
     client that fails or arrives late reports no loss.
     """
 
+    def select(self, federation, available, count, *path):
+        """Draw the clients uniformly, for callers that know no losses."""
+        return UniformSelection().select(federation, available, count, *path)
+
+    @abstractmethod
     def start(self, federation: Federation) -> Any:
         """Return the server's knowledge of the clients before the first round.
 
@@ -106,8 +112,8 @@ class AdaptiveSelection(ClientSelection):
         Returns:
           The state, which `select_by_losses` and `record_losses` read.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def select_by_losses(
         self,
         state: Any,
@@ -132,8 +138,8 @@ class AdaptiveSelection(ClientSelection):
         Returns:
           Ids of the selected clients, and the new state.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def record_losses(self, state: Any, losses: np.ndarray) -> Any:
         """Return the state after a round.
 
@@ -145,7 +151,6 @@ class AdaptiveSelection(ClientSelection):
         Returns:
           The new state.
         """
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,7 +76,8 @@ class SystemSimulation:
             self._rates = device.add_times(self._rates, federation)
             _check_rates(device, self._rates, federation.num_clients)
         self._availability = _get_single(models, AvailabilityModel)  # type: ignore[type-abstract]
-        self._selection = _get_single(models, ClientSelection) or UniformSelection()
+        selection = _get_single(models, ClientSelection)  # type: ignore[type-abstract]
+        self._selection = selection or UniformSelection()
         self._dropout = _get_single(models, Dropout)
         self._partial_work = _get_single(models, PartialWork)
         self._over_selection = _get_single(models, OverSelection)

@@ -7,6 +7,7 @@ object of a kind, or a list of texts and objects.
 import dataclasses
 import math
 import re
+from abc import ABC
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
@@ -26,7 +27,7 @@ _FIELD_SEPARATOR = re.compile(r",(?=\w+=)")  # other commas separate values
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind(Config):
+class Kind(Config, ABC):
     """A kind with its parameters: a value of a setting that combines kinds."""
 
     name: ClassVar[str]

@@ -13,6 +13,7 @@ from fedjax_het.runtime.identity import collect_function_digests
 from fedjax_het.systems import SYSTEMS, AvailabilityModel, ClientSelection, DeviceModel
 
 SETTINGS = {"model": "mlp", "num_clients": 4, "participation": 0.5, "rounds": 3}
+TIMES = {"add_times": lambda self, rates, federation: rates}
 FILE = """
 from dataclasses import dataclass
 from typing import ClassVar
@@ -48,7 +49,8 @@ def reset_systems():
 
 def make_kind(base, **functions):
     """A registered kind with these functions."""
-    values = {"level": 1.0, "name": "mine", "strength": "level", **functions}
+    values = {"__module__": __name__, "level": 1.0, "name": "mine", "strength": "level"}
+    values |= functions
     annotations = {"level": float, "name": ClassVar[str], "strength": ClassVar[str]}
     kind = type("Mine", (base,), {**values, "__annotations__": annotations})
     return register_system(dataclass(frozen=True, kw_only=True)(kind))
@@ -95,8 +97,8 @@ def test_kind_of_a_file_on_the_command_line(tmp_path, capsys):
     [
         (int, {}, "expected a subclass of DeviceModel, AvailabilityModel, ClientSelection"),
         (DeviceModel, {}, "function add_times of Mine"),
-        (ClientSelection, {"strength": "size"}, "Mine.strength = .size."),
-        (ClientSelection, {"name": "speed"}, "name = .speed.*no system of the package"),
+        (DeviceModel, {**TIMES, "strength": "size"}, "Mine.strength = .size."),
+        (DeviceModel, {**TIMES, "name": "speed"}, "name = .speed.*no system of the package"),
     ],
 )
 def test_invalid_class_is_one_line(base, functions, message):
