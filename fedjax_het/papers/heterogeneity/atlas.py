@@ -428,10 +428,10 @@ def plot_changes(changes: pd.DataFrame, conditions: Sequence[Condition]):
     panel = figure.subplots()
     limit = max(np.nanmax(np.abs(values), initial=0.0), 1.0)
     image = panel.imshow(values, cmap="PuOr_r", vmin=-limit, vmax=limit, aspect="auto")
-    for (y, x), value in np.ndenumerate(values):
+    for (y, x), value in np.ndenumerate(np.rint(values) + 0.0):  # no negative zeros
         style: Any = {"ha": "center", "va": "center", "fontsize": 7}
         color = "white" if abs(value) > 0.6 * limit else "black"
-        text = MISSING if math.isnan(value) else f"{round(value):+d}" if round(value) else "0"
+        text = format_number(value, "+.0f" if value else ".0f")
         panel.text(x, y, text, color=color, **style)
     for boundary in range(3, values.shape[1], 3):
         panel.axvline(boundary - 0.5, color="black", linewidth=0.8)
