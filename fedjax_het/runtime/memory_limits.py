@@ -202,7 +202,15 @@ def list_device_items(
 
 
 def compare_with_defaults(algorithm: str, options: Mapping[str, Any]) -> dict[str, float]:
-    """Return the ratio of each whole-number option of a method to its default."""
+    """Return the ratio of each whole-number option of a method to its default.
+
+    Args:
+      algorithm: name of the method.
+      options: the method's options by name.
+
+    Returns:
+      The ratios by name; the value itself for a default of 0 or None.
+    """
     defaults = get_algorithm_spec(algorithm, options).complete_options({})
     return {
         name: value / max(defaults.get(name) or 1, 1)

@@ -13,7 +13,13 @@ from fedjax_het.utils.config import PositiveFloat, UnitInterval
 
 @dataclass(frozen=True, kw_only=True)
 class AvailabilityModel(SystemModel):
-    """A kind that decides which clients are available."""
+    """A kind that decides which clients are available.
+
+    Example:
+      >>> from fedjax_het.systems import AvailabilityModel, DayNight
+      >>> issubclass(DayNight, AvailabilityModel), DayNight.needs_clock
+      (True, True)
+    """
 
     @abstractmethod
     def start(self, federation: Federation) -> Any:
@@ -49,7 +55,16 @@ class AvailabilityModel(SystemModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Bernoulli(AvailabilityModel):
-    """Each client is available in each round with one probability, independently."""
+    """Each client is available in each round with one probability, independently.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.systems import Bernoulli, Federation
+      >>> federation = Federation(np.ones(1000), cohort_size=1, seed=0, partition_seed=0)
+      >>> is_available, _ = Bernoulli(probability=0.3).find_available(None, federation, 0, 0.0)
+      >>> 200 < is_available.sum() < 400
+      True
+    """
 
     probability: UnitInterval = 0.8
     "Probability that a client is available in a round."
@@ -73,6 +88,13 @@ class MarkovAvailability(AvailabilityModel):
 
     The chain starts in its stationary distribution, in which a share join / (join + leave) of the
     clients is available.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.systems import Federation, MarkovAvailability
+      >>> federation = Federation(np.ones(1000), cohort_size=1, seed=0, partition_seed=0)
+      >>> 700 < MarkovAvailability(leave=0.1, join=0.3).start(federation).sum() < 800
+      True
     """
 
     leave: UnitInterval = 0.1
@@ -99,7 +121,14 @@ class MarkovAvailability(AvailabilityModel):
 
 @dataclass(frozen=True, kw_only=True)
 class DayNight(AvailabilityModel):
-    """Each client is available in one part of each day, at a time of day of its own."""
+    """Each client is available in one part of each day, at a time of day of its own.
+
+    Example:
+      >>> from fedjax_het import RunSpec
+      >>> from fedjax_het.systems import DayNight, Speed
+      >>> RunSpec(system=[Speed(sigma=1), DayNight(share=0.3)]).system
+      {'speed.sigma': 1.0, 'day_night.share': 0.3}
+    """
 
     share: UnitInterval = 0.5
     "Share of the day in which a client is available."
@@ -138,6 +167,17 @@ class AvailabilityTrace(TraceModel, AvailabilityModel):
     The file has a row per interval with the columns `device`, `start` and `end`, in simulated
     seconds. The trace repeats after its last end. Each client has a drawn device. Devices repeat
     only if there are more clients than devices.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> import numpy as np
+      >>> from fedjax_het.systems import AvailabilityTrace, Federation
+      >>> path = pathlib.Path(tempfile.mkdtemp()) / "intervals.csv"
+      >>> _ = path.write_text("device,start,end\\na,10,20\\n")
+      >>> trace = AvailabilityTrace(path=str(path))
+      >>> federation = Federation(np.ones(2), cohort_size=1, seed=0, partition_seed=0)
+      >>> trace.find_available(trace.start(federation), federation, 0, 15.0)[0].tolist()
+      [True, True]
     """
 
     name: ClassVar[str] = "availability_trace"

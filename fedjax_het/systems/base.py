@@ -10,7 +10,14 @@ from fedjax_het.utils.kinds import Kind
 
 
 class Federation(NamedTuple):
-    """Properties of the clients that do not change over the rounds."""
+    """Properties of the clients that do not change over the rounds.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.systems import Federation
+      >>> Federation(np.array([4, 8]), cohort_size=1, seed=0, partition_seed=0).num_clients
+      2
+    """
 
     sizes: np.ndarray
     "Training examples of each client, int64 `[K]`."
@@ -35,7 +42,13 @@ class Federation(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SystemModel(Kind):
-    """A kind of system heterogeneity with its parameters; a value of the setting `system`."""
+    """A kind of system heterogeneity with its parameters; a value of the setting `system`.
+
+    Example:
+      >>> from fedjax_het.systems import Dropout, SystemModel
+      >>> isinstance(Dropout(probability=0.2), SystemModel)
+      True
+    """
 
     needs_clock: ClassVar[bool] = False
     "Whether the kind reads the simulated time."

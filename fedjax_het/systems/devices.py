@@ -24,7 +24,13 @@ class DeviceRates(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceModel(SystemModel):
-    """A kind that gives the devices times."""
+    """A kind that gives the devices times.
+
+    Example:
+      >>> from fedjax_het.systems import DeviceModel, Speed
+      >>> issubclass(Speed, DeviceModel)
+      True
+    """
 
     neutral: ClassVar[float | None] = None
 
@@ -43,7 +49,14 @@ class DeviceModel(SystemModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Speed(DeviceModel):
-    """Seconds of a minibatch, log-normal over the clients."""
+    """Seconds of a minibatch, log-normal over the clients.
+
+    Example:
+      >>> from fedjax_het import RunSpec
+      >>> from fedjax_het.systems import Speed
+      >>> RunSpec(system=Speed(sigma=1)).system
+      {'speed.sigma': 1.0}
+    """
 
     sigma: NonNegativeFloat = 0.5
     "Standard deviation of the natural logarithm of the clients' times."
@@ -66,6 +79,12 @@ class Bandwidth(DeviceModel):
 
     A client's upload and download have one factor. Transfers take the bytes of the method's
     traffic.
+
+    Example:
+      >>> from fedjax_het import RunSpec
+      >>> from fedjax_het.systems import Bandwidth
+      >>> RunSpec(system=Bandwidth(upload=1e5)).system
+      {'bandwidth.sigma': 0.5, 'bandwidth.upload': 100000.0}
     """
 
     sigma: NonNegativeFloat = 0.5
@@ -92,6 +111,14 @@ class DeviceTrace(TraceModel, DeviceModel):
     The file has a row per device with the columns `step_seconds`, and `upload` and `download` in
     bytes per second if transfers take time. Each client has a drawn device. Devices repeat only
     if there are more clients than devices.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> from fedjax_het.systems import DeviceTrace
+      >>> path = pathlib.Path(tempfile.mkdtemp()) / "devices.csv"
+      >>> _ = path.write_text("step_seconds,upload\\n0.1,100000\\n")
+      >>> len(DeviceTrace(path=str(path)).compute_digest())
+      16
     """
 
     name: ClassVar[str] = "device_trace"

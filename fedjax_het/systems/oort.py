@@ -64,6 +64,12 @@ class Oort(AdaptiveSelection):
     sizes of new clients. Durations are known before the first participation. A cohort that lacks
     new clients is filled with other clients. By default there is no blacklist, as in FedScale; the
     paper removes clients after a number of rounds.
+
+    Example:
+      >>> from fedjax_het import RunSpec
+      >>> from fedjax_het.systems import Oort
+      >>> list(RunSpec(system=[Oort()]).system)
+      ['oort.alpha']
     """
 
     alpha: NonNegativeFloat = 2.0

@@ -9,7 +9,14 @@ from fedjax_het.utils.config import Bounds, PositiveFloat, UnitInterval
 
 @dataclass(frozen=True, kw_only=True)
 class Dropout(SystemModel):
-    """Selected clients that fail after training: their updates and states are lost."""
+    """Selected clients that fail after training: their updates and states are lost.
+
+    Example:
+      >>> from fedjax_het import RunSpec
+      >>> from fedjax_het.systems import Dropout
+      >>> RunSpec(system=Dropout(probability=0.2)).system
+      {'dropout.probability': 0.2}
+    """
 
     probability: UnitInterval = 0.1
     "Probability that a selected client fails."
@@ -24,6 +31,11 @@ class PartialWork(SystemModel):
 
     A straggler does a share of its minibatches that is drawn uniformly from `min_share` to 1 in
     each round, rounded up.
+
+    Example:
+      >>> from fedjax_het import RunSpec
+      >>> RunSpec(system="partial_work:stragglers=0.9").system
+      {'partial_work.stragglers': 0.9}
     """
 
     stragglers: UnitInterval = 0.5
@@ -39,7 +51,13 @@ class PartialWork(SystemModel):
 
 @dataclass(frozen=True, kw_only=True)
 class OverSelection(SystemModel):
-    """A server that selects more clients than it needs, and aggregates the first to arrive."""
+    """A server that selects more clients than it needs, and aggregates the first to arrive.
+
+    Example:
+      >>> from fedjax_het.systems import OverSelection
+      >>> OverSelection(factor=1).is_neutral
+      True
+    """
 
     factor: Annotated[float, Bounds(1, 1000)] = 1.3
     "Number of selected clients per aggregated client."
@@ -52,7 +70,13 @@ class OverSelection(SystemModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Deadline(SystemModel):
-    """A time after which the server aggregates the updates that have arrived."""
+    """A time after which the server aggregates the updates that have arrived.
+
+    Example:
+      >>> from fedjax_het.systems import Deadline
+      >>> Deadline(seconds=60).late
+      'drop'
+    """
 
     seconds: PositiveFloat = 100.0
     "Simulated seconds after the start of a round."

@@ -14,7 +14,13 @@ from fedjax_het.utils.config import Bounds, PositiveInt, UnitInterval
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSelection(SystemModel):
-    """A rule that selects the clients of a round."""
+    """A rule that selects the clients of a round.
+
+    Example:
+      >>> from fedjax_het.systems import ClientSelection, CyclicSelection
+      >>> issubclass(CyclicSelection, ClientSelection)
+      True
+    """
 
     neutral: ClassVar[float | None] = None
 
@@ -49,7 +55,15 @@ class UniformSelection(ClientSelection):
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionBySize(ClientSelection):
-    """Draws without replacement, each with probabilities proportional to size^power."""
+    """Draws without replacement, each with probabilities proportional to size^power.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.systems import Federation, SelectionBySize
+      >>> federation = Federation(np.array([0, 9]), cohort_size=1, seed=0, partition_seed=0)
+      >>> SelectionBySize().select(federation, np.arange(2), 1, 0).tolist()
+      [1]
+    """
 
     power: UnitInterval = 1.0
     "Exponent of the numbers of examples; 0 is the uniform draw."
@@ -73,6 +87,15 @@ class CyclicSelection(ClientSelection):
 
     The clients are divided at random into groups of nearly equal size. Round r draws from group r
     mod `groups`, uniformly.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.systems import CyclicSelection, Federation
+      >>> federation = Federation(np.ones(4), cohort_size=2, seed=0, partition_seed=0)
+      >>> rule, ids = CyclicSelection(groups=2), np.arange(4)
+      >>> rounds = [rule.select(federation, ids, 2, r) for r in (0, 1)]
+      >>> sorted(np.concatenate(rounds).tolist())
+      [0, 1, 2, 3]
     """
 
     groups: PositiveInt = 4
@@ -96,6 +119,11 @@ class AdaptiveSelection(ClientSelection):
 
     The server knows the mean loss of local training of each client whose update it aggregated. A
     client that fails or arrives late reports no loss.
+
+    Example:
+      >>> from fedjax_het.systems import AdaptiveSelection, PowerOfChoice
+      >>> issubclass(PowerOfChoice, AdaptiveSelection)
+      True
     """
 
     def select(self, federation, available, count, *path):
@@ -163,6 +191,12 @@ class PowerOfChoice(AdaptiveSelection):
     The rule is the paper's variant rpow-d (Section 4): the loss of a candidate is the mean loss of
     local training when it last took part, and infinite before. It costs no communication, while
     pow-d evaluates the present model on all data of each candidate.
+
+    Example:
+      >>> from fedjax_het import RunSpec
+      >>> from fedjax_het.systems import PowerOfChoice
+      >>> RunSpec(participation=0.5, system=PowerOfChoice(factor=2)).system
+      {'power_of_choice.factor': 2}
     """
 
     factor: Annotated[float, Bounds(1, 1e6)] = 2.0
