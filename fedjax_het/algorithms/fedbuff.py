@@ -49,7 +49,8 @@ def fedbuff(
     client. If all clients need equal times and `buffer_size` is the number of clients that train at
     a time, this is FedAvg. The server discards an update with a staleness above `max_staleness`. A
     client whose update is in the buffer does not train before the next change, so a buffer has one
-    update per client. If no client is available, the server uses the updates that it has.
+    update per client. If no client is available, the server uses the updates that it has. Clients
+    without examples never train.
 
     Defaults: a = 0.5 as in the paper. The paper has a buffer of 10 for 1,000 clients that train at
     a time.

@@ -190,5 +190,7 @@ def log_run_header(group_state: GroupState) -> None:
     algorithm_spec = get_algorithm_spec(spec.algorithm, spec.options)
     if spec.hyperparameters.get("local_lr") == 0:
         log.warning("note: learning_rate = 0: clients do not train")
+    if any(not run.scheduler.work_counts.participants.any() for run in runs):
+        log.warning("note: no client sends an update in any round: the model does not change")
     for remark in algorithm_spec.settings_warnings(spec, algorithm_spec):
         log.warning("note: %s", remark)

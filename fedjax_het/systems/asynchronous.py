@@ -15,6 +15,8 @@ from fedjax_het.systems.selection import AdaptiveSelection
 from fedjax_het.systems.simulation import SystemSimulation, check_selected, find_available
 from fedjax_het.utils.errors import ConfigError, require
 
+_MAX_DROPOUT = 0.999  # the simulation draws 1 / (1 - probability) starts per update
+
 
 class _Arrival(NamedTuple):
     """An update on its way to the server; arrivals sort by time, then by order of start."""
@@ -32,7 +34,7 @@ class AsynchronousSimulation(SystemSimulation):
 
     S clients train at any time. The server changes its model when its buffer is full; a round is
     one change. Updates that arrive at one time are received in the order in which their clients
-    started. Then free clients start from the present model.
+    started. Then free clients start from the present model. Clients without examples never start.
 
     Args:
       models: the kinds of system heterogeneity of the run. Without devices a minibatch takes one
@@ -73,8 +75,10 @@ class AsynchronousSimulation(SystemSimulation):
         for model in models:
             if isinstance(model, Deadline | OverSelection | AdaptiveSelection):
                 raise ConfigError(f"system {model.name}: expected a method with synchronous rounds")
-        always_fails = self._dropout is not None and self._dropout.probability == 1
-        require(not always_fails, "system dropout:probability", 1, "a number below 1")
+        probability = 0.0 if self._dropout is None else self._dropout.probability
+        is_valid = probability <= _MAX_DROPOUT
+        expected = f"at most {_MAX_DROPOUT}: the server waits for updates"
+        require(is_valid, "system dropout:probability", probability, expected)
         buffer_size = buffer_size or max(1, federation.cohort_size // 2)
         expected = f"at most {federation.cohort_size}, the number of clients that train at a time"
         require(buffer_size <= federation.cohort_size, "buffer_size", buffer_size, expected)
@@ -146,7 +150,9 @@ class AsynchronousSimulation(SystemSimulation):
                 self._availability, self._state, federation, round_index, time
             )
             self._state_round = round_index
-        candidates = np.flatnonzero(is_free & self._is_available)
+        # Clients without examples need no time and would fill every buffer.
+        has_work = workload.num_steps > 0
+        candidates = np.flatnonzero(is_free & self._is_available & has_work)
         selected = self._selection.select(federation, candidates, count, *path)
         selected = check_selected(self._selection, selected, candidates, count)
         num_steps = self._draw_num_steps(workload, selected, round_index)

@@ -9,6 +9,7 @@ import numpy as np
 from fedjax_het.systems.base import Federation, SystemModel
 from fedjax_het.systems.traces import TraceModel, draw_devices, read_trace
 from fedjax_het.utils.config import PositiveFloat, UnitInterval
+from fedjax_het.utils.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +108,7 @@ class MarkovAvailability(AvailabilityModel):
 
     def start(self, federation):
         """Draw the stationary distribution."""
-        share = self.join / (self.join + self.leave)
+        share = 1.0 if self.leave == 0 else self.join / (self.join + self.leave)
         return self.make_rng(federation.partition_seed).random(federation.num_clients) < share
 
     def find_available(self, state, federation, round_index, time):
@@ -190,7 +191,13 @@ class AvailabilityTrace(TraceModel, AvailabilityModel):
 
     def start(self, federation):
         """Read the file, and draw a device for each client."""
-        table = read_trace(self, ("start", "end"))
+        table = read_trace(self, ("start", "end"), labels=("device",))
+        if len(rows := np.flatnonzero(table["end"] <= table["start"])):
+            start, end = (f"{table[name].iloc[rows[0]]:g}" for name in ("start", "end"))
+            raise ConfigError(
+                f"system {self.name}:path = {self.path!r}: row {rows[0] + 1} has start {start}, "
+                f"end {end}: expected an end after the start"
+            )
         names, device_ids = np.unique(table["device"], return_inverse=True)
         rng = self.make_rng(federation.partition_seed)
         devices = draw_devices(rng, len(names), federation.num_clients)

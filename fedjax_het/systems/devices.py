@@ -2,13 +2,16 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 
 from fedjax_het.systems.base import Federation, SystemModel
 from fedjax_het.systems.traces import TraceModel, draw_devices, read_trace
-from fedjax_het.utils.config import NonNegativeFloat, PositiveFloat
+from fedjax_het.utils.config import Bounds, PositiveFloat
+
+LogDeviation = Annotated[float, Bounds(0, 10)]
+"""A standard deviation of logarithms; all factors of 10,000 clients are then below 1e18."""
 
 
 class DeviceRates(NamedTuple):
@@ -58,7 +61,7 @@ class Speed(DeviceModel):
       {'speed.sigma': 1.0}
     """
 
-    sigma: NonNegativeFloat = 0.5
+    sigma: LogDeviation = 0.5
     "Standard deviation of the natural logarithm of the clients' times."
     step_seconds: PositiveFloat = 1.0
     "Median time of a minibatch in seconds."
@@ -87,7 +90,7 @@ class Bandwidth(DeviceModel):
       {'bandwidth.sigma': 0.5, 'bandwidth.upload': 100000.0}
     """
 
-    sigma: NonNegativeFloat = 0.5
+    sigma: LogDeviation = 0.5
     "Standard deviation of the natural logarithm of the clients' bandwidths."
     upload: PositiveFloat = 1e6
     "Median bandwidth from a client to the server in bytes per second."

@@ -53,6 +53,8 @@ class PartialWork(SystemModel):
 class OverSelection(SystemModel):
     """A server that selects more clients than it needs, and aggregates the first to arrive.
 
+    It selects at most all available clients.
+
     Example:
       >>> from fedjax_het.systems import OverSelection
       >>> OverSelection(factor=1).is_neutral

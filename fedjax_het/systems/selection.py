@@ -10,6 +10,7 @@ import numpy as np
 from fedjax_het.core.rng import Stream, make_host_rng
 from fedjax_het.systems.base import Federation, SystemModel
 from fedjax_het.utils.config import Bounds, PositiveInt, UnitInterval
+from fedjax_het.utils.errors import require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +108,9 @@ class CyclicSelection(ClientSelection):
 
     def select(self, federation, available, count, *path):
         """Draw the clients of the round's group."""
+        expected = f"at most {federation.num_clients}, the number of clients"
+        is_valid = self.groups <= federation.num_clients
+        require(is_valid, "system cyclic_selection:groups", self.groups, expected)
         rng = self.make_rng(federation.partition_seed)
         groups = rng.permutation(np.arange(federation.num_clients) % self.groups)
         members = available[groups[available] == path[0] % self.groups]

@@ -155,8 +155,9 @@ class SystemSimulation:
             num_steps, is_ready = self._fit_deadline(workload, selected, num_steps, times)
         durations = times.transfer_seconds + times.step_seconds * num_steps
         is_ready &= durations <= limit
-        # A client that fails is known to have failed at the time at which it would be ready.
-        end_times = np.minimum(durations, limit)
+        # A client that fails is known to have failed at the time at which it would be ready. A
+        # client without time for a minibatch is not ready at the deadline.
+        end_times = np.where(is_ready, durations, limit)
         is_ready &= ~self._draw_failures(selected, round_index)
         ready = np.flatnonzero(is_ready)
         seconds = float(end_times.max(initial=0.0))

@@ -41,7 +41,11 @@ class TraceModel(SystemModel):
 
 
 def read_trace(
-    owner: TraceModel, columns: Collection[str], *, optional: Collection[str] = ()
+    owner: TraceModel,
+    columns: Collection[str],
+    *,
+    optional: Collection[str] = (),
+    labels: Collection[str] = (),
 ) -> pd.DataFrame:
     """Read the CSV file of a kind of system heterogeneity.
 
@@ -49,23 +53,29 @@ def read_trace(
       owner: the kind.
       columns: names of the required columns of numbers.
       optional: names of further columns of numbers.
+      labels: names of the required columns of texts.
 
     Returns:
       The rows of the file.
 
     Raises:
       ConfigError: if the file is missing, has another digest than the settings, lacks a column, or
-        has a value that is no number above 0. A start may be 0.
+        has a value that is no number above 0 or an empty text. A start may be 0.
     """
     prefix = f"system {owner.name}:path = {owner.path!r}"
     owner.compute_digest()
     try:
-        table = pd.read_csv(owner.path)
+        text_columns = dict.fromkeys(labels, str)
+        table = pd.read_csv(owner.path, dtype=text_columns, skipinitialspace=True)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{prefix}: no CSV file: {error}") from error
-    if missing := [name for name in columns if name not in table]:
+    table.columns = table.columns.astype(str).str.strip()
+    if missing := [name for name in (*labels, *columns) if name not in table]:
         names = ", ".join(map(str, table.columns))
         raise ConfigError(f"{prefix}: expected the column {missing[0]}; the file has {names}")
+    for name in labels:
+        if len(rows := np.flatnonzero(table[name].isna())):
+            raise ConfigError(f"{prefix}: column {name}: row {rows[0] + 1} is empty")
     for name in (*columns, *(name for name in optional if name in table)):
         values = pd.to_numeric(table[name], errors="coerce")
         is_valid = np.isfinite(values) & ((values >= 0) if name == "start" else (values > 0))

@@ -121,7 +121,11 @@ class KindSetting(Generic[KindT]):
                 require_name(self.name, name, names, listed_by=LIST_COMMAND)
             fields = fields_by_name.setdefault(name, {})
             if value is not True or field:
-                types = field_types(self.registry[name].make)
+                make = self.registry[name].make
+                types = field_types(make)
+                if not field:
+                    expected = f"keys kind.field such as '{name}.{make.strength}'"
+                    raise make_value_error(self.name, {key: value}, expected)
                 require_name(f"{self.name} {name}", field, types)
                 fields[field] = value
         kinds: list[KindT] = []
@@ -254,7 +258,7 @@ def split_kind_text(setting: str, text: str) -> tuple[str, dict[str, Any]]:
       The name of the kind, and the values by field.
 
     Raises:
-      ConfigError: for a field without a value.
+      ConfigError: for a field without a value, and a field that is given twice.
 
     Example:
       >>> from fedjax_het.utils.kinds import split_kind_text
@@ -267,6 +271,8 @@ def split_kind_text(setting: str, text: str) -> tuple[str, dict[str, Any]]:
         field, separator, value = item.partition("=")
         if not separator:
             raise make_value_error(setting, text, f"{name}:field=value,...")
+        if field in fields:
+            raise make_value_error(setting, text, f"{field} once")
         values = [parse_literal(word) for word in value.split(",")]
         fields[field] = values if len(values) > 1 else values[0]
     return name, fields

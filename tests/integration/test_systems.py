@@ -103,6 +103,11 @@ def test_costs_count_selected_and_arrived_clients():
     assert f"{total:,.0f} s of simulated time" in repr(result)
 
 
+def test_run_without_an_update_has_a_warning(caplog):
+    run("availability:probability=0", rounds=1)
+    assert "no client sends an update in any round" in caplog.text
+
+
 def test_rounds_without_a_client_keep_the_model():
     result = run("availability:probability=0.05", rounds=12, eval_every=1)
     is_empty = result.metrics["bytes_up"] == 0
@@ -155,7 +160,9 @@ def test_trace_is_part_of_the_record(tmp_path):
     ("system", "message"),
     [
         ("sped", "system = 'sped' is unknown: did you mean 'speed'"),
-        ("speed:sigma=-1", "system speed:sigma = -1: expected a .*number >= 0"),
+        ("speed:sigma=-1", "system speed:sigma = -1: expected a number in .0, 10"),
+        ("speed:sigma=1,sigma=2", "system = 'speed:sigma=1,sigma=2': expected sigma once"),
+        ({"speed": {"sigma": 1}}, "expected keys kind.field such as 'speed.sigma'"),
         ("deadline:seconds=5", "system deadline: expected speed, bandwidth or device_trace"),
         (
             "device_trace:path=none.csv",

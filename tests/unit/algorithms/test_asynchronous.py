@@ -12,7 +12,8 @@ from fedjax_het import ConfigError, RunSpec, simulate
 from fedjax_het.algorithms.fedasync import fedasync
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedbuff import fedbuff
-from fedjax_het.systems import Speed
+from fedjax_het.core.work_items import Workload
+from fedjax_het.systems import AsynchronousSimulation, Federation, Speed
 
 SIZES = (7, 12, 5, 9, 16)
 SPEED = Speed(sigma=0.8, step_seconds=1.0)
@@ -149,6 +150,16 @@ def test_initial_model_of_a_file_is_the_first_received_model(tmp_path):
     np.testing.assert_array_equal(buffered.metrics["test_accuracy"], plain.metrics["test_accuracy"])
 
 
+def test_clients_without_examples_fill_no_buffer():
+    settings = {"buffer_size": 2, "max_staleness": 5}
+    federation = Federation(np.array([0, 4, 0, 8, 0]), 3, seed=0, partition_seed=0)
+    simulation = AsynchronousSimulation([SPEED], federation, **settings)
+    steps = np.array([0, 1, 0, 2, 0])
+    workload = Workload(steps, steps, 0 * steps, 0 * steps)
+    for plan in simulation.simulate_rounds(lambda r: workload, 4):
+        assert sorted(plan.clients) == [1, 3] and plan.seconds > 0
+
+
 def test_resume_is_bit_equal(tmp_path):
     spec = RunSpec(
         "fedbuff",
@@ -170,7 +181,7 @@ def test_resume_is_bit_equal(tmp_path):
     [
         ({"options": {"buffer_size": 6}}, "buffer_size = 6: expected at most 5, the number of cl"),
         ({"system": ["speed", "deadline"]}, "deadline: expected a method with synchronous rounds"),
-        ({"system": "dropout:probability=1"}, "dropout:probability = 1: expected a number below 1"),
+        ({"system": "dropout:probability=1"}, "dropout:probability = 1.0: expected at most 0.999"),
     ],
 )
 def test_wrong_settings_are_one_line(settings, message):

@@ -113,6 +113,7 @@ def test_late_clients_send_the_minibatches_that_fit(extra_passes, can_train_part
         steps = workload.num_steps[plan.clients] if plan.num_steps is None else plan.num_steps
         assert dict(zip(plan.clients.tolist(), steps.tolist(), strict=True)) == expected
         assert plan.seconds <= limit
+        assert plan.seconds == limit or len(expected) == COHORT_SIZE  # the server waits for all
     assert num_partial > 3
 
 
@@ -216,6 +217,16 @@ def test_devices_of_a_trace_repeat_after_all_are_drawn(tmp_path):
     assert sorted(speeds.values()) == sorted([*range(1, 11)] * 2)
 
 
+def test_names_of_columns_may_have_spaces(tmp_path):
+    plans = []
+    for name, separator in (("plain", ","), ("spaced", ", ")):
+        path = tmp_path / f"{name}.csv"
+        path.write_text(f"step_seconds{separator}upload\n2{separator}10\n")
+        plans.append(simulate(DeviceTrace(path=str(path))))
+    assert_plans_equal(*plans)
+    assert plans[0][0].seconds == 2 * make_workload().num_steps[plans[0][0].clients].max() + 3
+
+
 def test_selection_by_size_prefers_large_clients():
     federation = FEDERATION._replace(cohort_size=1)
     plans = simulate(SelectionBySize(power=1.0), rounds=3000, federation=federation)
@@ -239,6 +250,7 @@ def test_groups_take_part_in_turn():
         Dropout(probability=0.0),
         Bernoulli(probability=1.0),
         MarkovAvailability(leave=0.0),
+        MarkovAvailability(leave=0.0, join=0.0),
         DayNight(share=1.0),
         PartialWork(stragglers=0.0),
         PartialWork(min_share=1.0),
@@ -273,6 +285,7 @@ def test_partial_work_is_the_first_part_of_the_minibatches():
         ([Deadline()], "system deadline: expected speed, bandwidth or device_trace beside it"),
         ([Bernoulli(), MarkovAvailability()], "system: availability and markov: expected one"),
         ([SPEED, DeviceTrace(path="x.csv")], "expected device_trace alone"),
+        ([CyclicSelection(groups=21)], "system cyclic_selection:groups = 21: expected at most 20"),
     ],
 )
 def test_combinations_that_are_refused(models, message):
@@ -287,10 +300,16 @@ def test_combinations_that_are_refused(models, message):
         ("step_seconds\n1\n0\n", "row 2 has 0: expected numbers above 0"),
         ("step_seconds\nfast\n", "row 1 has 'fast': expected numbers above 0"),
         ("", "no CSV file"),
+        ("start,end\n0,5\n", "expected the column device; the file has start, end"),
+        ("device,start,end\na,0,5\n,1,2\n", "column device: row 2 is empty"),
+        ("device,start,end\n1,0,5\na,5,2\n", "row 2 has start 5, end 2: expected an end after"),
     ],
 )
 def test_bad_traces_are_one_line(tmp_path, text, message):
     path = tmp_path / "devices.csv"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
-        simulate(DeviceTrace(path=str(path)))
+        if "end" in text:
+            simulate(SPEED, AvailabilityTrace(path=str(path)))
+        else:
+            simulate(DeviceTrace(path=str(path)))
