@@ -345,7 +345,7 @@ def choose_learning_rates(scores: pd.DataFrame) -> dict[str, dict[str, float]]:
     means = scores.groupby(["partition", "method", "local_lr"], sort=False)["best"].mean()
     for (partition, method), values in means.groupby(["partition", "method"], sort=False):
         if values.notna().any():
-            chosen.setdefault(partition, {})[method] = values.idxmax()[2]
+            chosen.setdefault(partition, {})[method] = float(values.idxmax()[2])
     return chosen
 
 
