@@ -77,6 +77,7 @@ COMMAND_LINES = {
     ("fedamp/table2.py", "tables-cpu"): _FASHION_MNIST,
     ("fedamp/robustness.py", "robustness-digits"): "--seeds 1 2 3 4 5",
     ("niid_bench/table3.py", "table3-chance"): "--preset chance",
+    ("pfllib/table.py", "table-tuning"): "--preset tuning",
 }
 PRESETS = ("short", "cpu", "paper")
 

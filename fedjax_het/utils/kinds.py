@@ -239,6 +239,10 @@ class KindSetting(Generic[KindT]):
     def _parse_text(self, text: str) -> dict[str, Any]:
         """Return the fields of a text `kind:field=value,...`."""
         name, values = split_kind_text(self.name, text)
+        if not name.isidentifier():  # no user's kind either
+            require_name(
+                self.name, name, (*self.registry, *self._other_names), listed_by=LIST_COMMAND
+            )
         fields = {f"{name}.{field}": value for field, value in values.items()}
         if name in self.registry:  # a kind of a user may be registered later
             default = self.registry[name].make()

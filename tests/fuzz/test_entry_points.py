@@ -596,6 +596,7 @@ def test_repeated_flag_is_list_or_rejected(flag):
         assert_refused(run_command_line(line), flag.flag, ["1", ""])
 
 
+@pytest.mark.slow
 def test_flags_reject_empty_word():
     for flag in FLAGS:
         if flag.kind is not bool:

@@ -89,6 +89,7 @@ def test_placement_does_not_change_the_clients(whole_run, placement):
     assert_results_equal(result, whole_run, rtol=1e-4, atol=6e-3)
 
 
+@pytest.mark.slow
 def test_sweep_equals_single_runs(whole_run):
     specs = [make_spec(system=system) for system in (SYSTEM, ["oort", "speed:sigma=1"], None)]
     results = sweep(specs, progress=None).results

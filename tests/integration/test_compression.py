@@ -63,6 +63,7 @@ def test_resume_is_bit_equal(tmp_path):
     assert_results_equal(run_spec(spec, output_dir=tmp_path, resume=True), whole)
 
 
+@pytest.mark.slow
 def test_sweep_equals_single_runs():
     specs = grid(**vars(compressed(None)) | {"compression": ["none", "topk:fraction=0.1,0.5"]})
     assert [s.compression for s in specs] == [None, "topk:fraction=0.1", "topk:fraction=0.5"]

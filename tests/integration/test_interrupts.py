@@ -43,7 +43,10 @@ class Case:
 
 
 HOST = {"client_state": "host"}
-QUICK_CASES = [Case("scaffold", HOST, has_folder=True), Case("dynafed")]
+QUICK_CASES = [
+    Case("scaffold", HOST, has_folder=True),
+    pytest.param(Case("dynafed"), marks=pytest.mark.slow),
+]
 SLOW_CASES = [
     Case("fedavg", has_folder=True, stops=True),
     Case("scaffold", HOST, is_long=True),

@@ -63,8 +63,10 @@ PLACES = {
 }
 CASES = [
     *method_cases(METHODS, "default", quick=()),
-    ("scaffold", "vmapped lanes"),
-    *(slow_case("scaffold", place) for place in ("blocks in turn", "states on the host")),
+    *(
+        slow_case("scaffold", place)
+        for place in ("vmapped lanes", "blocks in turn", "states on the host")
+    ),
     *(slow_case("fedaf", p) for p in ("vmapped lanes", "blocks in turn", "shared server")),
     *(slow_case(name, "shared server") for name in ("fsl", "fedbe", "fedgen", "ccvr", "fedftg")),
     *(slow_case("fedavg_ft", place) for place in ("vmapped lanes", "blocks in turn")),

@@ -111,6 +111,7 @@ def test_client_tests_have_the_skew_of_the_client(skew):
     assert np.ptp(result.metrics["client_accuracy"][-1]) > 0.02
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_placement_and_sweep():
     spec = RunSpec(**SETTINGS, skew=COMBINED, validation=0.2, client_tests=True)
     reference = simulate(spec)
@@ -144,7 +145,7 @@ def test_all_kinds_combine():
     assert np.isfinite(result.metrics["train_loss"]).all()
 
 
-@pytest.mark.parametrize("algorithm", ["feddm", "fedaf"])
+@pytest.mark.parametrize("algorithm", ["feddm", pytest.param("fedaf", marks=pytest.mark.slow)])
 def test_condensing_clients_see_their_skew(algorithm):
     options = {"ipc": 1, "steps": 2, "server_epochs": 1}
     settings = {**SETTINGS, "rounds": 2, "options": options}
@@ -158,6 +159,7 @@ def test_condensing_clients_see_their_skew(algorithm):
     assert not np.allclose(plain.metrics["test_accuracy"], inverted.metrics["test_accuracy"])
 
 
+@pytest.mark.slow
 def test_held_out_clients_have_their_skew():
     plain, inverted = (
         run(skew, held_out_clients=2, held_out_epochs=1)

@@ -53,6 +53,7 @@ def test_synchronous_rounds_equal_the_plain_run():
     assert (timed.metrics["simulated_seconds"] > 0).all()
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_placement_and_sweep():
     spec = RunSpec("scaffold", **SETTINGS, system=COMBINED, client_tests=True)
     reference = simulate(spec)
@@ -160,6 +161,7 @@ def test_trace_is_part_of_the_record(tmp_path):
     ("system", "message"),
     [
         ("sped", "system = 'sped' is unknown: did you mean 'speed'"),
+        ("0.0", "system = '0.0' is unknown"),
         ("speed:sigma=-1", "system speed:sigma = -1: expected a number in .0, 10"),
         ("speed:sigma=1,sigma=2", "system = 'speed:sigma=1,sigma=2': expected sigma once"),
         ({"speed": {"sigma": 1}}, "expected keys kind.field such as 'speed.sigma'"),

@@ -362,7 +362,7 @@ def _write_outputs(table_run: TableRun) -> Sequence[str]:
         title = f"{table_run.title}. Best accuracy by learning rate."
         print(f"Best of {LEARNING_RATES}: {choose_learning_rates(scores)}")
         table = _make_tuning_text(scores, title)
-        return table_run.write_table("tuning", table, scores)
+        return table_run.write_table("table_tuning", table, scores)
     title, gains = f"{table_run.title}.", make_gains_table(scores)
     text = make_accuracies_text(scores, reported, title, notes if deviations else ())
     names = table_run.write_table("table", text, scores)

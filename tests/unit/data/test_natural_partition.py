@@ -88,6 +88,7 @@ def test_digest_contains_the_users():
     assert validate_dataset(by_hand).digest() == digests[0]
 
 
+@pytest.mark.slow
 def test_number_of_clients_is_the_number_of_users():
     dataset = make_dataset()
     result = simulate(RunSpec(**SETTINGS, client_tests=True), dataset=dataset)

@@ -4,6 +4,7 @@ import functools
 
 import jax
 import optax
+import pytest
 from support.data import make_user_dataset
 
 from fedjax_het import RunSpec
@@ -36,6 +37,7 @@ def test_another_optimizer_of_the_same_name_is_another_signature(monkeypatch):
     assert build() != first
 
 
+@pytest.mark.slow
 def test_eviction_empties_all_caches(monkeypatch):
     build_held_out = functools.lru_cache(lambda number: number)
     build_held_out(1)

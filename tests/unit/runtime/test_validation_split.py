@@ -311,6 +311,7 @@ def test_best_round_is_chosen_by_validation():
     assert not [name for name in summary if "validation" in name or name == "best_round"]
 
 
+@pytest.mark.slow
 def test_loop_and_progress_show_validation(capsys):
     spec = make_spec(validation=0.2, rounds=3)
     seen = []
