@@ -229,7 +229,7 @@ def test_error_between_call_and_record(monkeypatch):
     [
         (Case("scaffold", HOST), runner, "finish_rounds"),
         (Case("scaffold", is_long=True), long_phases, "finish_rounds"),
-        (Case("dynafed"), long_phases, "_find_diverged"),
+        pytest.param(*(Case("dynafed"), long_phases, "_find_diverged"), marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -176,6 +176,7 @@ def test_mixture_is_of_head_layers():
     assert any((leaf < 1).any() for leaf in weights)
 
 
+@pytest.mark.slow
 def test_batch_norm_statistics_are_of_training():
     """Passes that learn or idle leave no trace: their number changes nothing at rate 0."""
     settings = {**SETTINGS, "model": "convnet", "width": 4, "depth": 1, "norm": "batch"}

@@ -464,6 +464,7 @@ def test_flag_of_one_value_everywhere(command, capsys):
     assert capsys.readouterr().err.endswith("'a b': expected one value\n")
 
 
+@pytest.mark.slow
 def test_terminal_shows_summaries_as_text(capsys, monkeypatch, tmp_path):
     line = ["--model", "mlp", "--num-clients", "3", "--rounds", "2", "--local-epochs", "1"]
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
