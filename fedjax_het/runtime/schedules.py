@@ -32,8 +32,7 @@ from fedjax_het.systems import (
     SYSTEM_SETTING,
     AdaptiveSelection,
     AsynchronousSimulation,
-    Bandwidth,
-    DeviceTrace,
+    DeviceModel,
     Federation,
     SystemSimulation,
 )
@@ -116,7 +115,7 @@ def _make_simulation(
     if not models and asynchronous is None:
         return None
     traffic = Traffic(0, 0)
-    if any(isinstance(model, Bandwidth | DeviceTrace) for model in models):
+    if any(isinstance(model, DeviceModel) and model.reads_traffic for model in models):
         traffic = compute_traffic(algorithm, training, assignment.hp)
     federation = Federation(
         sizes=work.partition.sizes,

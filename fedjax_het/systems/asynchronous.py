@@ -156,8 +156,8 @@ class AsynchronousSimulation(SystemSimulation):
         selected = self._selection.select(federation, candidates, count, *path)
         selected = check_selected(self._selection, selected, candidates, count)
         num_steps = self._draw_num_steps(workload, selected, round_index)
-        seconds = rates.transfer_seconds + rates.class_seconds * workload.num_classes
-        seconds = seconds[selected] + rates.step_seconds[selected] * num_steps
+        seconds = self._count_transfer_seconds(workload)[selected]
+        seconds = seconds + rates.step_seconds[selected] * num_steps
         fails = self._draw_failures(selected, *path)
         columns = (selected, num_steps, seconds, fails)
         return list(zip(*(values.tolist() for values in columns), strict=True))

@@ -36,6 +36,8 @@ class DeviceModel(SystemModel):
     """
 
     neutral: ClassVar[float | None] = None
+    reads_traffic: ClassVar[bool] = True
+    "Whether times depend on the bytes that clients send and receive."
 
     @abstractmethod
     def add_times(self, rates: DeviceRates, federation: Federation) -> DeviceRates:
@@ -68,6 +70,7 @@ class Speed(DeviceModel):
     name: ClassVar[str] = "speed"
     description: ClassVar[str] = "seconds of a minibatch, log-normal over the clients"
     strength: ClassVar[str] = "sigma"
+    reads_traffic: ClassVar[bool] = False
 
     def add_times(self, rates, federation):
         """Draw the times of a minibatch."""

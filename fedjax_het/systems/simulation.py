@@ -130,8 +130,7 @@ class SystemSimulation:
         if not isinstance(self._selection, AdaptiveSelection):
             selected = self._selection.select(federation, available, count, round_index)
             return check_selected(self._selection, selected, available, count), state
-        durations = rates.transfer_seconds + rates.class_seconds * workload.num_classes
-        durations = durations + rates.step_seconds * workload.num_steps
+        durations = self._count_transfer_seconds(workload) + rates.step_seconds * workload.num_steps
         arguments = (state, federation, available, count)
         selected, state = self._selection.select_by_losses(
             *arguments, durations=durations, round_index=round_index
@@ -146,8 +145,7 @@ class SystemSimulation:
         num_steps = self._draw_num_steps(workload, selected, round_index)
         times = _Times(
             rates.step_seconds[selected],
-            rates.transfer_seconds[selected]
-            + rates.class_seconds[selected] * workload.num_classes[selected],
+            self._count_transfer_seconds(workload)[selected],
         )
         is_ready = np.ones(len(selected), bool)
         limit = math.inf if deadline is None else deadline.seconds
@@ -173,6 +171,10 @@ class SystemSimulation:
             num_steps=num_steps[ready] if is_limited.any() else None,
             seconds=seconds if self.has_clock else None,
         )
+
+    def _count_transfer_seconds(self, workload: Workload) -> np.ndarray:
+        """Return the seconds of the transfers of all clients in a round, float64 `[K]`."""
+        return self._rates.transfer_seconds + self._rates.class_seconds * workload.num_classes
 
     def _draw_num_steps(
         self, workload: Workload, selected: np.ndarray, round_index: int

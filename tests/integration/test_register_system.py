@@ -82,6 +82,17 @@ def test_devices_of_the_user_give_rounds_a_duration():
     assert result.bytes_up == 0
 
 
+def test_devices_of_the_user_read_the_traffic():
+    def add_times(self, rates, federation):
+        seconds = np.full(federation.num_clients, federation.bytes_up / 1000)
+        return rates._replace(transfer_seconds=seconds)
+
+    make_kind(DeviceModel, add_times=add_times)
+    result = simulate(RunSpec(system="mine", **SETTINGS))
+    per_client = result.metrics["bytes_up"] / 2
+    np.testing.assert_allclose(result.metrics["simulated_seconds"], per_client / 1000)
+
+
 def test_kind_of_a_file_on_the_command_line(tmp_path, capsys):
     path = tmp_path / "mine.py"
     path.write_text(FILE)
