@@ -284,13 +284,13 @@ class Scheduler:
           The schedule, arrays on the host.
         """
         schedule = self._make_empty_round(round_index, shape or self.shape)
-        self._fill_lanes(schedule, round_index)
+        work = self._get_work(round_index)
+        self._fill_lanes(schedule, round_index, work)
         segment_ends = self.segment_ends(round_index) if segment_ends is None else segment_ends
         schedule.max_steps[...] = max((ends[-1] for ends in segment_ends if len(ends)), default=0)
         blocks = self._assignments[round_index].split_blocks(self.shape.lanes)
         for d, block in enumerate(blocks):
             _fill_segments(schedule, d, block, segment_ends[d])
-        work = self._get_work(round_index)
         if isinstance(work, ClientClassWork) and schedule.full_pass_indices.size:
             work.fill_full_pass(
                 schedule.full_pass_indices,
@@ -337,9 +337,10 @@ class Scheduler:
             full_pass_pair_ids=zeros(d_, m_, batch_size),
         )
 
-    def _fill_lanes(self, schedule: RoundSchedule, round_index: int) -> None:
+    def _fill_lanes(
+        self, schedule: RoundSchedule, round_index: int, work_items: ClientWork | ClientClassWork
+    ) -> None:
         """Write every lane's clients, one after the other, and their minibatches."""
-        work_items = self._get_work(round_index)
         work_ids, steps, counts = self._assignments[round_index]
         sizes, num_lanes, seed = work_items.sizes, self.shape.lanes, self.settings.seed
         weights = sizes if self.settings.averaging == "weighted" else np.sign(sizes)
