@@ -1,5 +1,6 @@
 """Asynchronous aggregation: clients train from older models, which the server stores."""
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -11,8 +12,26 @@ from fedjax_het.core.client_algorithm import ClientAlgorithm, ClientContext, Cli
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining, ServerMessage
 from fedjax_het.utils.arrays import set_row, take_row
+from fedjax_het.utils.config import Config, NonNegativeFloat, NonNegativeInt
 
 Tree = Any
+
+
+@dataclass(frozen=True)
+class AsynchronousOptions(Config):
+    """Options of all asynchronous methods."""
+
+    max_staleness: NonNegativeInt = 20
+    """Largest staleness of an update that the server uses, in changes of the model; it stores one
+    more models."""
+
+
+@dataclass(frozen=True)
+class AsynchronousHyperParameters(Config):
+    """Hyperparameters of all asynchronous methods."""
+
+    staleness_exponent: NonNegativeFloat = 0.5
+    "Exponent a of the weight (1 + staleness)^-a of an update; 0 weights all updates equally."
 
 
 class ModelHistory(NamedTuple):

@@ -2,37 +2,32 @@
 
 from dataclasses import dataclass
 
-from fedjax_het.algorithms.asynchronous import build_asynchronous_algorithm
+from fedjax_het.algorithms.asynchronous import (
+    AsynchronousHyperParameters,
+    AsynchronousOptions,
+    build_asynchronous_algorithm,
+)
 from fedjax_het.algorithms.base import Algorithm, AsynchronousSchedule
 from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining, make_local_sgd
 from fedjax_het.core.training_variants import add_proximal_gradient
-from fedjax_het.utils.config import Config, NonNegativeFloat, NonNegativeInt
+from fedjax_het.utils.config import NonNegativeFloat
 
 
 @dataclass(frozen=True)
-class FedAsyncOptions(Config):
-    """Options of FedAsync."""
-
-    max_staleness: NonNegativeInt = 20
-    """Largest staleness of an update that the server uses, in changes of the model; it stores one
-    more models."""
-
-
-@dataclass(frozen=True)
-class FedAsyncHyperParameters(Config):
+class FedAsyncHyperParameters(AsynchronousHyperParameters):
     """Hyperparameters of FedAsync."""
 
     server_lr: NonNegativeFloat = 0.6
     "Weight alpha of a client's model without staleness."
-    staleness_exponent: NonNegativeFloat = 0.5
-    "Exponent a of the factor (1 + staleness)^-a of the weight; 0 is a constant weight."
     prox_mu: NonNegativeFloat = 0.005
     "Weight rho of the proximal term, half the squared distance from the received model."
 
 
-def fedasync(training: LocalTraining, plan: ExecutionPlan, options: FedAsyncOptions) -> Algorithm:
+def fedasync(
+    training: LocalTraining, plan: ExecutionPlan, options: AsynchronousOptions
+) -> Algorithm:
     """FedAsync: the server mixes each client's model into its own as soon as it arrives.
 
     A share `participation` of the clients trains at any time (Algorithm 1):
@@ -78,7 +73,7 @@ SPEC = AlgorithmSpec(
     "Asynchronous mixing of each client's model (Xie et al., 2019)",
     title="FedAsync",
     paper="Xie et al., 2019, arXiv:1903.03934",
-    options=FedAsyncOptions,
+    options=AsynchronousOptions,
     hyperparameters=FedAsyncHyperParameters,
     color="#0F7B6C",
     evaluated_models=("global", "client"),

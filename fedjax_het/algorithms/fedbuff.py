@@ -2,37 +2,28 @@
 
 from dataclasses import dataclass
 
-from fedjax_het.algorithms.asynchronous import build_asynchronous_algorithm
+from fedjax_het.algorithms.asynchronous import (
+    AsynchronousHyperParameters,
+    AsynchronousOptions,
+    build_asynchronous_algorithm,
+)
 from fedjax_het.algorithms.base import Algorithm, AsynchronousSchedule
 from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining, make_local_sgd
-from fedjax_het.utils.config import Config, NonNegativeFloat, NonNegativeInt, PositiveInt
+from fedjax_het.utils.config import PositiveInt
 
 
 @dataclass(frozen=True)
-class AsynchronousOptions(Config):
+class FedBuffOptions(AsynchronousOptions):
     """Options of FedBuff."""
 
     buffer_size: PositiveInt | None = None
     """Updates that the server collects before it changes the model (default: half of the clients
     that train at a time)."""
-    max_staleness: NonNegativeInt = 20
-    """Largest staleness of an update that the server uses, in changes of the model; it stores one
-    more models."""
 
 
-@dataclass(frozen=True)
-class StalenessHyperParameters(Config):
-    """Hyperparameters of FedBuff."""
-
-    staleness_exponent: NonNegativeFloat = 0.5
-    "Exponent a of the weight (1 + staleness)^-a of an update; 0 weights all updates equally."
-
-
-def fedbuff(
-    training: LocalTraining, plan: ExecutionPlan, options: AsynchronousOptions
-) -> Algorithm:
+def fedbuff(training: LocalTraining, plan: ExecutionPlan, options: FedBuffOptions) -> Algorithm:
     """FedBuff: clients train without waiting for each other, and the server buffers updates.
 
     A share `participation` of the clients trains at any time. A client that has sent its update
@@ -79,8 +70,8 @@ SPEC = AlgorithmSpec(
     "Asynchronous FedAvg with a buffer of updates (Nguyen et al., 2022)",
     title="FedBuff",
     paper="Nguyen et al., AISTATS 2022, arXiv:2106.06639",
-    options=AsynchronousOptions,
-    hyperparameters=StalenessHyperParameters,
+    options=FedBuffOptions,
+    hyperparameters=AsynchronousHyperParameters,
     color="#5B2C83",
     evaluated_models=("global", "client"),
 )
