@@ -1,5 +1,7 @@
 """FedAvg's CNN (McMahan et al., AISTATS 2017)."""
 
+from collections.abc import Sequence
+
 import flax.linen as nn
 import jax
 
@@ -26,12 +28,27 @@ class Cnn(nn.Module):
     @nn.compact
     def __call__(self, x, train):
         """Return features `[B, hidden]` and logits `[B, num_classes]` for images `[B, H, W, C]`."""
-        for block, features in enumerate(FILTERS):
-            name = f"conv{block + 1}"
-            x = Conv(features, 5, 0, self.conv_impl, True, name=name)(x)
-            x = jax.nn.relu(max_pool(x))  # after the pool: equal, and a quarter of the numbers
+        x = apply_conv_blocks(x, FILTERS, self.conv_impl)
         x = jax.nn.relu(Linear(HIDDEN, name="hidden")(x.reshape(x.shape[0], -1)))
         return x, Linear(self.num_classes, name="head")(x)
+
+
+def apply_conv_blocks(x: jax.Array, filters: Sequence[int], conv_impl: str) -> jax.Array:
+    """Apply blocks of a 5x5 convolution without padding, a 2x2 max pool and ReLU.
+
+    Args:
+      x: images `[B, H, W, C]`.
+      filters: number of filters of each block.
+      conv_impl: implementation of convolutions, see `conv2d`.
+
+    Returns:
+      The last block's output `[B, H', W', filters]`. The convolutions are the submodules `conv1`,
+      `conv2`, ... of the module whose `__call__` runs.
+    """
+    for block, features in enumerate(filters):
+        x = Conv(features, 5, 0, conv_impl, True, name=f"conv{block + 1}")(x)
+        x = jax.nn.relu(max_pool(x))  # after the pool: equal, and a quarter of the numbers
+    return x
 
 
 def cnn(

@@ -5,8 +5,9 @@ import jax
 
 from fedjax_het.nn.adapters import make_flax_model
 from fedjax_het.nn.conv_products import ConvImpl
-from fedjax_het.nn.layers import Conv, Linear, max_pool
+from fedjax_het.nn.layers import Linear
 from fedjax_het.nn.model import Model
+from fedjax_het.nn.networks.cnn import apply_conv_blocks
 from fedjax_het.utils.errors import require
 
 FILTERS, HIDDEN = (6, 16), (120, 84)
@@ -26,10 +27,7 @@ class LeNet5(nn.Module):
     @nn.compact
     def __call__(self, x, train):
         """Return features `[B, hidden]` and logits `[B, num_classes]` for images `[B, H, W, C]`."""
-        for block, features in enumerate(FILTERS):
-            name = f"conv{block + 1}"
-            x = Conv(features, 5, 0, self.conv_impl, True, name=name)(x)
-            x = jax.nn.relu(max_pool(x))  # after the pool: equal, and a quarter of the numbers
+        x = apply_conv_blocks(x, FILTERS, self.conv_impl)
         x = x.reshape(x.shape[0], -1)
         for layer, features in enumerate(HIDDEN):
             x = jax.nn.relu(Linear(features, name=f"hidden{layer + 1}")(x))
