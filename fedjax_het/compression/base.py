@@ -1,5 +1,6 @@
 """`Compressor`, the base class of all compressions of uploads, and error feedback."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from fedjax_het.utils.config import Config
+from fedjax_het.utils.kinds import Kind
 
 Tree = Any
 Scope = Literal["model", "tensor"]
@@ -16,7 +17,7 @@ FLOAT_BITS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compressor(Config):
+class Compressor(Kind):
     """A compression of the change of a model; a value of the setting `compression`.
 
     A compressor is a pure function: it encodes the change and returns the decoded values, which the
@@ -24,17 +25,15 @@ class Compressor(Config):
     """
 
     scope: Scope = "tensor"
-    """Numbers that are compressed as one vector: those of each "tensor" of the network, or of the
-    whole "model"."""
+    """Numbers that are compressed as one vector: all numbers of a "tensor" of the network, or all
+    numbers of the "model"."""
     error_feedback: bool = False
     "Whether a client adds to its next upload the part that this upload has lost."
-    name: ClassVar[str]
-    "Word that names the kind in settings."
-    description: ClassVar[str]
-    "One line for `fedjax-het list`."
     strength: ClassVar[str] = ""
     "Name of the field that sets the size of the upload; empty: none."
+    neutral: ClassVar[float | None] = None
 
+    @abstractmethod
     def compress_vector(self, vector: jax.Array, key: jax.Array) -> jax.Array:
         """Return the decoded values of a vector.
 
@@ -45,8 +44,8 @@ class Compressor(Config):
         Returns:
           A vector of the same shape and type.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def count_bits(self, size: int) -> int:
         """Return the bits that encode a vector.
 
@@ -56,7 +55,6 @@ class Compressor(Config):
         Returns:
           Number of bits, which does not depend on the values.
         """
-        raise NotImplementedError
 
     def compress(self, tree: Tree, key: jax.Array) -> Tree:
         """Return the decoded values of a pytree.

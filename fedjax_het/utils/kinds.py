@@ -42,7 +42,7 @@ class Kind(Config, ABC):
     @property
     def is_neutral(self) -> bool:
         """Whether the kind changes nothing."""
-        return getattr(self, self.strength) == self.neutral
+        return self.neutral is not None and getattr(self, self.strength) == self.neutral
 
 
 KindT = TypeVar("KindT", bound=Kind)

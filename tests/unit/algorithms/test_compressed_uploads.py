@@ -47,9 +47,6 @@ class CompressedLoop(ReferenceFedAvg):
             sent.append(self.global_vector + decoded)
         super().update_server(r, clients, sent)
 
-    def compress(self, r, client, vector):
-        raise NotImplementedError
-
     def by_tensor(self, vector, compress):
         tensors = self.params(vector)
         return np.concatenate(
