@@ -140,7 +140,7 @@ def compute_frechet_distance(
       >>> compute_frechet_distance(np.zeros(2), np.eye(2), np.ones(2), 4 * np.eye(2))
       4.0
     """
-    # The eigenvalues of S S' are those of the symmetric matrix R S' R with R = S^(1/2).
+    # S S' has the eigenvalues of the symmetric matrix R S' R with R = S^(1/2).
     values, vectors = np.linalg.eigh(covariance)
     root = (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T
     products = np.linalg.eigvalsh(root @ other_covariance @ root)

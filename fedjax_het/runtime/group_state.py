@@ -314,7 +314,7 @@ class GroupState:
           i: index of the run.
 
         Returns:
-          The measures; without requested metrics only those of labels and sizes.
+          The measures; without requested metrics only the measures of labels and sizes.
         """
         if i not in self.split_measures:
             run, model = self.prepared_runs[i], self.group.initial_model

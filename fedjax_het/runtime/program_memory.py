@@ -115,7 +115,7 @@ def _find_largest_option(group_state: GroupState) -> _OptionMemory | None:
     def compute_bound(options: dict[str, Any]) -> int:
         changed_signature = signature._replace(options=to_items(options))
         changed_group = dataclasses.replace(group, program=build_programs(changed_signature, plan))
-        # The loops of a round in parts are those of the unchanged options.
+        # A round in parts has the loops of the unchanged options.
         changed = dataclasses.replace(group_state, group=changed_group, loop_layout=None)
         return max(_compute_lower_bound(*program) for program in list_programs(changed).values())
 
