@@ -196,6 +196,9 @@ class Session:
         expected = "a run whose rounds() were iterated"
         require(self._has_started, "result", "none yet", expected)
         self._require_same_width()
+        unreported_phase = self._group_state.snapshot.unreported_phase
+        if unreported_phase not in (None, END):  # a signal came before the callbacks
+            self._callback_runner.call(0, unreported_phase)
         snapshot = self._group_state.snapshot
         if self._result is None and self._group_state.is_unfinished:
             self._unfinished = snapshot

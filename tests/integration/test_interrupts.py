@@ -19,6 +19,7 @@ from fedjax_het.algorithms.base import ServerStage
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.server_step import with_server_step
 from fedjax_het.runtime import checkpointing, long_phases, resumable_rounds, runner
+from fedjax_het.runtime.callbacks import CallbackRunner
 from fedjax_het.utils.arrays import to_numpy_bits
 from fedjax_het.utils.errors import ConfigError
 
@@ -192,6 +193,29 @@ def list_state_leaves(result):
 def test_signal_at_any_instruction(case, run_case):
     outcomes = run_case(case, send_signal, 8, np.random.default_rng(0))
     assert outcomes["interrupted"] >= 6
+
+
+@pytest.mark.parametrize("last_round", [4, 2])
+def test_result_calls_callbacks_that_a_signal_prevented(last_round, monkeypatch, tmp_path):
+    """Also for rounds that have ended when the caller asks for the result and then continues."""
+    whole = Loop(Case("fedavg"), tmp_path)
+    whole.run()
+    build_status = CallbackRunner._build_status
+
+    def interrupt(self, i, phase, result=None):
+        if phase == "rounds" and self._group_state.rounds_done == last_round:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+        return build_status(self, i, phase, result)
+
+    monkeypatch.setattr(CallbackRunner, "_build_status", interrupt)
+    loop = Loop(Case("fedavg"), tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        loop.run()
+    assert loop.session.result().rounds == last_round
+    assert loop.calls[-2:] == [("rounds", last_round), ("end", last_round)]
+    loop.run()
+    assert set(whole.calls) <= set(loop.calls) and loop.calls.count(("rounds", last_round)) == 1
 
 
 @pytest.mark.slow
