@@ -61,9 +61,49 @@ MIN_PAIRS = 3  # seeds of a test
 # A run of the preset `cpu` has a 200th of the steps of PFLlib's runs: rates are larger than 0.005.
 LEARNING_RATES = (0.02, 0.06, 0.2)
 TUNING_SEED = 1000
-# The best of `LEARNING_RATES` in the preset `tuning`, by partition and method. Others have the
-# middle rate.
-TUNED: dict[str, dict[str, float]] = {"pathological_unequal": {}, "dirichlet_capped": {}}
+# The best of `LEARNING_RATES` in the preset `tuning`, by partition and method.
+TUNED: dict[str, dict[str, float]] = {
+    "pathological_unequal": {
+        "fedavg": 0.06,
+        "fedprox": 0.06,
+        "fedgen": 0.06,
+        "per_fedavg": 0.06,
+        "pfedme": 0.2,
+        "ditto": 0.02,
+        "apfl": 0.02,
+        "fedamp": 0.06,
+        "fedala": 0.06,
+        "fedper": 0.06,
+        "fedrep": 0.06,
+        "fedrod": 0.06,
+        "fedbabu": 0.02,
+        "fedproto": 0.06,
+        "separate": 0.06,
+        "lg_fedavg": 0.06,
+        "fedavg_ft": 0.02,
+        "fedprox_ft": 0.02,
+    },
+    "dirichlet_capped": {
+        "fedavg": 0.2,
+        "fedprox": 0.2,
+        "fedgen": 0.06,
+        "per_fedavg": 0.06,
+        "pfedme": 0.06,
+        "ditto": 0.2,
+        "apfl": 0.06,
+        "fedamp": 0.06,
+        "fedala": 0.06,
+        "fedper": 0.2,
+        "fedrep": 0.06,
+        "fedrod": 0.2,
+        "fedbabu": 0.06,
+        "fedproto": 0.06,
+        "separate": 0.06,
+        "lg_fedavg": 0.06,
+        "fedavg_ft": 0.2,
+        "fedprox_ft": 0.06,
+    },
+}
 # PFLlib tests every round, which would make fine-tuning five times as expensive as training.
 EVAL_EVERY = 10
 
