@@ -68,6 +68,8 @@ class Dataset:
       train_users: user of each training example, int64 or text `[N]`, for the partition `natural`.
         None for a data set without users.
       test_users: user of each test example, int64 or text `[N_test]`, or None.
+      source: format and place from which the arrays were read, or "".
+      order: order of the examples, such as "files" or "tensorflow-datasets", or "".
       origin: `(name, normalization)` with which `load_dataset` loaded this object. None for any
         other data set and for a changed copy. A name does not identify a part of a data set, or a
         data set with other constants.
@@ -101,6 +103,8 @@ class Dataset:
     is_16_bit: bool = field(default=False, repr=False)
     train_users: np.ndarray | None = None
     test_users: np.ndarray | None = None
+    source: str = field(default="", repr=False)
+    order: str = field(default="", repr=False)
     # `dataclasses.replace` copies neither of these two.
     origin: tuple[str, str | None] | None = field(default=None, init=False, repr=False)
     is_validated: bool = field(default=False, init=False, repr=False)
@@ -114,8 +118,8 @@ class Dataset:
         """Return the SHA-256 of the content, in hexadecimal.
 
         Images, labels, number of classes, mean, standard deviation, domains, users and the server's
-        examples enter; names and the note do not. The first call takes about 1 s per GB of images;
-        later calls return the stored digest.
+        examples enter; names, the note, the source and the order's name do not. The first call
+        takes about 1 s per GB of images; later calls return the stored digest.
         """
         return self._digest
 
@@ -180,6 +184,8 @@ def dataset_from_arrays(
     channels: Literal["first", "last"] | None = None,
     train_users: ArrayLike | None = None,
     test_users: ArrayLike | None = None,
+    source: str = "",
+    order: str = "",
 ) -> Dataset:
     """Build a `Dataset` from the user's own arrays and check them.
 
@@ -213,6 +219,8 @@ def dataset_from_arrays(
         character. The partition `natural` makes each user a client.
       test_users: user of each test example, integers or texts `[N_test]`. Each client's own test
         then has the test examples of its user. A user may have no test example.
+      source: format and place from which the arrays were read; results record it.
+      order: order of the examples, such as "files"; results record it.
 
     Returns:
       The data set, with read-only arrays. A warning names classes without training examples.
@@ -269,7 +277,7 @@ def dataset_from_arrays(
         if array is not None:
             array.setflags(write=False)
     constants = (num_classes, mean, std, class_names, note)
-    groups = (*domain_fields, *server_examples, is_16_bit, *user_fields)
+    groups = (*domain_fields, *server_examples, is_16_bit, *user_fields, source, order)
     fields: list[Any] = [name, *arrays, *constants, *groups]
     dataset = Dataset(*fields)
     object.__setattr__(dataset, "is_validated", True)

@@ -3,17 +3,17 @@
 import dataclasses
 import os
 from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_het.data import domainnet
 from fedjax_het.data.dataset import Dataset, dataset_from_arrays, validate_dataset
 from fedjax_het.data.image_folder import read_cinic10
 from fedjax_het.data.normalization import get_normalization_constants
 from fedjax_het.data.sampling import allocate_equal_counts, shuffle_by_class, take_quota
-from fedjax_het.data.tfds import TfdsSource, decode_splits, load_prepared
+from fedjax_het.data.sources import read_published
+from fedjax_het.data.sources.domainnet import DOMAINNET
+from fedjax_het.data.sources.source import PublishedDataset
 from fedjax_het.data.writers import add_writers
 from fedjax_het.utils.config import accept_former_arguments, validate, validate_arguments
 from fedjax_het.utils.errors import ConfigError, display_name, require
@@ -26,6 +26,8 @@ from fedjax_het.utils.registry import (
     get_summary_line,
 )
 
+# Facts of a source that become arguments of `dataset_from_arrays`.
+_FACTS = ("class_names", "domain_names", "note", "source", "order")
 # (data_dir, cache_dir) -> (arrays, meta)
 ArrayReader = Callable[..., tuple[dict[str, np.ndarray], dict]]
 
@@ -38,8 +40,8 @@ class DatasetSpec(NamedTuple):
       load: function that returns the `Dataset`. `normalization`, `data_dir` and `cache_dir` of
         `load_dataset` are passed if its signature has them.
       description: one line for `fedjax-het list`.
-      source: location in tensorflow-datasets, for `python -m fedjax_het.data.prepare`. None if
-        there is nothing to prepare.
+      published: names of the data set where it is published, for `python -m
+        fedjax_het.data.prepare`. None if there is nothing to prepare.
 
     Example:
       >>> from fedjax_het.data import DATASETS
@@ -50,46 +52,51 @@ class DatasetSpec(NamedTuple):
     name: str
     load: Callable[..., Dataset]
     description: str = ""
-    source: TfdsSource | None = None
+    published: PublishedDataset | None = None
 
     def __repr__(self) -> str:
         return format_entry(self)
 
 
 def _make_dataset_spec(
-    name: str, read: ArrayReader, description: str, source: TfdsSource | None = None
+    name: str, read: ArrayReader, description: str, published: PublishedDataset | None = None
 ) -> DatasetSpec:
     """Describe a data set of the package: the arrays of `read`, normalized as in the papers."""
 
     def load(*, normalization=None, data_dir=None, cache_dir=None) -> Dataset:
-        arrays, meta = read(data_dir, cache_dir)
-        mean, std = get_normalization_constants(name, normalization, arrays["train_images"])
-        num_classes = len(meta["class_names"])
-        facts = {k: meta[k] for k in ("class_names", "domain_names", "note") if k in meta}
-        constants = {"name": name, "num_classes": num_classes, "mean": mean, "std": std}
-        return dataset_from_arrays(**{**arrays, **facts, **constants})
+        return _make_dataset(name, *read(data_dir, cache_dir), normalization)
 
-    return DatasetSpec(name, load, description, source)
+    return DatasetSpec(name, load, description, published)
 
 
-def _make_tfds_spec(
+def _make_dataset(
+    name: str, arrays: dict[str, np.ndarray], meta: dict[str, Any], normalization: str | None
+) -> Dataset:
+    """Return the data set of a source's content, with normalization constants."""
+    mean, std = get_normalization_constants(name, normalization, arrays["train_images"])
+    facts = {fact: meta[fact] for fact in _FACTS if fact in meta}
+    num_classes = len(meta["class_names"]) or None
+    constants = {"name": name, "num_classes": num_classes, "mean": mean, "std": std}
+    return dataset_from_arrays(**{**arrays, **facts, **constants})
+
+
+def _make_published_spec(
     name: str,
     description: str,
-    source: TfdsSource | None = None,
+    published: PublishedDataset | None = None,
     transform: Callable | None = None,
 ) -> DatasetSpec:
-    """Describe a data set of tensorflow-datasets, or the part of it that `transform` selects.
+    """Describe a data set that others publish, or the part of it that `transform` selects.
 
     `transform(arrays, meta)` returns `(arrays, meta)`.
     """
-    tfds_source = source or TfdsSource(name, name)
+    published_dataset = published or PublishedDataset(name, name)
 
     def read(data_dir, cache_dir):
-        decode = partial(decode_splits, tfds_source)
-        arrays, meta = load_prepared(tfds_source, decode, data_dir, cache_dir)
+        arrays, meta = read_published(published_dataset, data_dir, cache_dir)
         return (arrays, meta) if transform is None else transform(arrays, meta)
 
-    return _make_dataset_spec(name, read, description, tfds_source)
+    return _make_dataset_spec(name, read, description, published_dataset)
 
 
 # Never changed: another value would be another benchmark.
@@ -100,8 +107,10 @@ _TENTH_SEED = 10
 # EMNIST Balanced merges letters whose two cases look alike; the other lower-case letters remain.
 _BALANCED_CLASSES = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"
 _BYCLASS_CLASSES = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-_EMNIST_BALANCED = TfdsSource("emnist_balanced", "emnist", ("balanced",), True, _BALANCED_CLASSES)
-_EMNIST_BYCLASS = TfdsSource("emnist_byclass", "emnist", ("byclass",), True, _BYCLASS_CLASSES)
+_EMNIST_BALANCED = PublishedDataset(
+    "emnist_balanced", "emnist", ("balanced",), True, _BALANCED_CLASSES
+)
+_EMNIST_BYCLASS = PublishedDataset("emnist_byclass", "emnist", ("byclass",), True, _BYCLASS_CLASSES)
 
 
 def read_digits(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray], dict]:
@@ -252,28 +261,28 @@ DATASETS: Registry[DatasetSpec] = Registry(
             lambda data_dir, cache_dir: add_writers(*read_digits()),
             "the digits in the styles of 30 artificial writers, as users; needs no download",
         ),
-        _make_tfds_spec("mnist", "MNIST: 60,000 + 10,000 gray 28x28 images, 10 classes"),
-        _make_tfds_spec(
+        _make_published_spec("mnist", "MNIST: 60,000 + 10,000 gray 28x28 images, 10 classes"),
+        _make_published_spec(
             "fashion_mnist", "Fashion-MNIST: 60,000 + 10,000 gray 28x28 images, 10 classes"
         ),
-        _make_tfds_spec(
+        _make_published_spec(
             "fashion_mnist_pooled",
             "Fashion-MNIST, both splits pooled and divided anew, for PFLlib: 52,500 + 17,500 images",
-            TfdsSource("fashion_mnist", "fashion_mnist"),
+            PublishedDataset("fashion_mnist", "fashion_mnist"),
             divide_pooled_splits,
         ),
-        _make_tfds_spec(
+        _make_published_spec(
             "fashion_mnist_twentieth",
             "a twentieth of fashion_mnist_pooled, for runs on two cores: 2,630 + 880 images",
-            TfdsSource("fashion_mnist", "fashion_mnist"),
+            PublishedDataset("fashion_mnist", "fashion_mnist"),
             select_twentieth,
         ),
-        _make_tfds_spec("cifar10", "CIFAR-10: 50,000 + 10,000 color 32x32 images, 10 classes"),
+        _make_published_spec("cifar10", "CIFAR-10: 50,000 + 10,000 color 32x32 images, 10 classes"),
         *(
-            _make_tfds_spec(
+            _make_published_spec(
                 f"{name}_tenth",
                 f"a tenth of the training images of {name}, and all test images: {sizes} images",
-                TfdsSource(name, name),
+                PublishedDataset(name, name),
                 select_tenth,
             )
             for name, sizes in (
@@ -281,35 +290,36 @@ DATASETS: Registry[DatasetSpec] = Registry(
                 ("cifar10", "5,000 + 10,000"),
             )
         ),
-        _make_tfds_spec("cifar100", "CIFAR-100: 50,000 + 10,000 color 32x32 images, 100 classes"),
+        _make_published_spec(
+            "cifar100", "CIFAR-100: 50,000 + 10,000 color 32x32 images, 100 classes"
+        ),
         _make_dataset_spec(
             "cinic10",
             read_cinic10,
             "CINIC-10: 90,000 + 90,000 color 32x32 images, 10 classes; an image folder",
         ),
-        _make_tfds_spec(
+        _make_published_spec(
             "emnist_balanced",
             "EMNIST Balanced: 112,800 + 18,800 gray 28x28 images, 47 classes",
             _EMNIST_BALANCED,
         ),
-        _make_tfds_spec(
+        _make_published_spec(
             "emnist_45",
             "EMNIST Balanced without r and t, for FSL: 108,000 + 10,000 images, 45 classes",
             _EMNIST_BALANCED,
             select_first_45_classes,
         ),
-        _make_tfds_spec(
+        _make_published_spec(
             "emnist_byclass",
             "EMNIST ByClass: 697,932 + 116,323 gray 28x28 images, 62 classes",
             _EMNIST_BYCLASS,
         ),
-        _make_dataset_spec(
+        _make_published_spec(
             "domainnet",
-            domainnet.read_domainnet,
             "DomainNet, FedBN's ten classes: about 22,500 color images at 64x64, 6 domains",
-            domainnet.SOURCE,
+            DOMAINNET,
         ),
-        _make_tfds_spec(
+        _make_published_spec(
             "stl10", "STL-10, the labeled part: 5,000 + 8,000 color 96x96 images, 10 classes"
         ),
     ),

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from fedjax_het.data.dataset_registry import DATASETS
-from fedjax_het.data.tfds import resolve_data_root
+from fedjax_het.data.sources.tfds import resolve_data_root
 from fedjax_het.utils.errors import ConfigError, run_with_exit_status
 
 
@@ -31,8 +31,8 @@ def prepare_dataset(name: str, data_dir: str | os.PathLike | None = None) -> Pat
       ConfigError: if the name is unknown, if the data set does not come from tensorflow-datasets,
         or if TensorFlow is not installed.
     """
-    source = DATASETS.require(name).source
-    if source is None:
+    published = DATASETS.require(name).published
+    if published is None:
         expected = f"a data set that needs preparation: {_list_datasets()}"
         raise ConfigError(f"dataset = {name!r}: expected {expected}")
     if importlib.util.find_spec("tensorflow") is None:
@@ -43,15 +43,15 @@ def prepare_dataset(name: str, data_dir: str | os.PathLike | None = None) -> Pat
     import tensorflow_datasets as tfds
 
     root = resolve_data_root(data_dir)
-    for config in source.configs:
-        name = f"{source.builder}/{config}".rstrip("/")
+    for config in published.configs:
+        name = f"{published.builder}/{config}".rstrip("/")
         tfds.builder(name, data_dir=root, file_format="array_record").download_and_prepare()
     return root
 
 
 def _list_datasets() -> str:
     """Return the names of the data sets that need preparation, separated by commas."""
-    return ", ".join(name for name, spec in DATASETS.items() if spec.source is not None)
+    return ", ".join(name for name, spec in DATASETS.items() if spec.published is not None)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -220,6 +220,8 @@ def _summarize_data(group_state: GroupState, i: int) -> dict[str, Any]:
         **splits,
         "server": None if server is None else dataclasses.asdict(server),
         "dataset_note": run.dataset.note,
+        "dataset_source": run.dataset.source,
+        "dataset_order": run.dataset.order,
         **group.program.signature.compute_user_digests(run.spec),
         **run.user_digests,
         **({"class_names_digest": class_names_digest} if class_names_digest else {}),

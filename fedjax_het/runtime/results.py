@@ -77,9 +77,10 @@ _ENVIRONMENT = (
     "precision",
     "prng",
 )
+_DATA_FACTS = ("dataset_note", "dataset_source", "dataset_order")
 _SUMMARY_TYPES: dict[str, Any] = {  # of the values that reports read
     **dict.fromkeys((*SUMMARY_NUMBERS, "epsilon"), float | None),
-    **dict.fromkeys((*_ENVIRONMENT, "finished", "dataset_note"), str | None),
+    **dict.fromkeys((*_ENVIRONMENT, "finished", *_DATA_FACTS), str | None),
     **dict.fromkeys(("diverged", "x64"), bool | None),
     **dict.fromkeys(("stopped_early", "functions"), dict[str, Any] | None),
 }

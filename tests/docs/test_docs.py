@@ -130,7 +130,7 @@ def test_command_is_valid(command, monkeypatch, tmp_path):
         case ["python", "-m", "fedjax_het.data.prepare", name]:
             from fedjax_het.data import DATASETS
 
-            assert DATASETS[name].source is not None
+            assert DATASETS[name].published is not None
         case ["fedjax-het", *arguments]:
             understood_by_the_command(arguments, monkeypatch)
         case _:

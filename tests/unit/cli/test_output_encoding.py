@@ -19,7 +19,7 @@ from fedjax_het.cli import COMMANDS, main
 from fedjax_het.data import Partition
 from fedjax_het.data.array_cache import dataset_cache_folder
 from fedjax_het.data.glyphs import open_font
-from fedjax_het.data.tfds import resolve_data_root
+from fedjax_het.data.sources.tfds import resolve_data_root
 from fedjax_het.runtime.result_store import load_result, load_results
 from fedjax_het.utils import console
 from fedjax_het.utils.env import (

@@ -72,7 +72,7 @@ def test_pathological_local_tests():
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_emnist_local_tests(seed):
-    names = tuple(DATASETS["emnist_byclass"].source.class_names)
+    names = tuple(DATASETS["emnist_byclass"].published.class_names)
     train = shuffled_labels([3800] * 10 + [1200] * 26 + [500] * 26)
     test = shuffled_labels([600] * 10 + [200] * 26 + [150] * 26)
     partition = split("grouped", 62, train, 62, class_names=names)

@@ -12,10 +12,10 @@ from support.tfds_data import write_tfds_dataset
 
 from fedjax_het.data import DATASETS, NORMALIZATIONS, load_dataset
 from fedjax_het.data.dataset_registry import select_first_45_classes
-from fedjax_het.data.domainnet import CLASSES, DOMAINS
 from fedjax_het.data.prepare import main as prepare_main
 from fedjax_het.data.prepare import prepare_dataset
-from fedjax_het.data.tfds import compute_fingerprint
+from fedjax_het.data.sources.domainnet import CLASSES, DOMAINS
+from fedjax_het.data.sources.tfds import compute_fingerprint
 from fedjax_het.utils.errors import ConfigError
 from fedjax_het.utils.io import DamagedFileError, digest_arrays, read_npz
 
@@ -40,7 +40,7 @@ def unregistered_builders():
         yield
 
 
-def forbid_decoding(monkeypatch, function="dataset_registry.decode_splits"):
+def forbid_decoding(monkeypatch, function="sources.tfds.decode_splits"):
     def decode(*arguments):
         raise AssertionError("decoded although the cache is good")
 
@@ -84,7 +84,8 @@ def test_reader_returns_prepared_images(name, tmp_path):
         if name.startswith("emnist"):  # the official files hold rows as columns
             stored = stored.transpose(0, 2, 1, 3)
         assert as_pairs(images, labels) == as_pairs(stored, stored_labels)
-    assert dataset.note == ""
+    assert dataset.note == "" and dataset.order == "tensorflow-datasets"
+    assert dataset.source == "tensorflow-datasets 1.0.0, array_record"
     again = load_dataset(name, data_dir=tmp_path)
     np.testing.assert_array_equal(dataset.train_images, again.train_images)
     assert dataset.digest() == again.digest()
@@ -288,7 +289,7 @@ def test_domainnet_cache(prepared_domains, monkeypatch, tmp_path):
     folder, _ = prepared_domains
     first = load_dataset("domainnet", data_dir=folder)
     assert len(list((tmp_path / "cache/datasets").iterdir())) == 6
-    forbid_decoding(monkeypatch, "domainnet._read_domain")
+    forbid_decoding(monkeypatch, "sources.domainnet._read_domain")
     again = load_dataset("domainnet", data_dir=folder, normalization="fedaf")
     assert again.digest() == first.digest()
     pixels = first.train_images.reshape(-1, 3) / np.float64(255)
@@ -336,11 +337,11 @@ def test_missing_data_message(name, variable, message, tmp_path, monkeypatch):
     assert "\n" not in str(error.value)
 
 
-def test_tfrecord_data_message(tmp_path):
+def test_other_format_message(tmp_path):
     write_tfds_dataset(tmp_path, "mnist", (28, 28, 1), 10)
     info = tmp_path / "mnist/1.0.0/dataset_info.json"
-    info.write_text(json.dumps({**json.loads(info.read_text()), "fileFormat": "tfrecord"}))
-    with pytest.raises(ConfigError, match=r"tfrecord.*array_record.*prepare mnist"):
+    info.write_text(json.dumps({**json.loads(info.read_text()), "fileFormat": "riegeli"}))
+    with pytest.raises(ConfigError, match=r"riegeli.*array_record or tfrecord.*prepare mnist"):
         load_dataset("mnist", data_dir=tmp_path)
 
 
@@ -485,10 +486,10 @@ def test_cache_without_data(prepared_mnist, monkeypatch):
     without_the_library(monkeypatch)
     assert load_dataset("mnist").digest() == first.digest()
     # Where a folder is named that has no such set, that is an error, whatever is in the cache.
-    with pytest.raises(ConfigError, match="no prepared data"):
+    with pytest.raises(ConfigError, match="no data in"):
         load_dataset("mnist", data_dir=prepared_mnist / "nowhere")
     monkeypatch.setenv("TFDS_DATA_DIR", str(prepared_mnist / "nowhere"))
-    with pytest.raises(ConfigError, match="no prepared data"):
+    with pytest.raises(ConfigError, match="no data in"):
         load_dataset("mnist")
 
 

@@ -18,7 +18,7 @@ from fedjax_het.data.grouped_partition import CIFAR100_SUPERCLASSES
 from fedjax_het.data.sampling import systematic_round
 from fedjax_het.utils.errors import ConfigError
 
-BYCLASS = tuple(DATASETS["emnist_byclass"].source.class_names)
+BYCLASS = tuple(DATASETS["emnist_byclass"].published.class_names)
 
 
 def grouped(labels, num_classes=10, num_clients=20, seed=0, **settings):

@@ -1,40 +1,26 @@
-"""Prepared data sets of tensorflow-datasets, read without TensorFlow."""
+"""Prepared data sets of tensorflow-datasets, in array_record or TFRecord files."""
 
 import hashlib
 import io
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedjax_het.data.array_cache import load_cached_arrays, load_or_build_arrays
+from fedjax_het.data.sources.source import Content, PublishedDataset, Source
+from fedjax_het.data.sources.tfrecord import iter_records
 from fedjax_het.utils import env
-from fedjax_het.utils.errors import ConfigError, display_name
+from fedjax_het.utils.errors import ConfigError
 
+PREPARED_ORDER = "tensorflow-datasets"
+"""Order of examples as tensorflow-datasets writes them, by hashed keys."""
 _CHUNK_SIZE = 10_000  # examples read at once; bounds the memory of encoded images
-
-
-@dataclass(frozen=True)
-class TfdsSource:
-    """Location of a data set in tensorflow-datasets, and the storage format of its images.
-
-    Attributes:
-      name: name in messages and of the cache file.
-      builder: name of the library's builder.
-      configs: configurations of the builder; several are parts that are prepared one by one.
-      is_transposed: whether rows and columns are exchanged, as in the original EMNIST files.
-      class_names: name of each class, for data that only number their classes.
-    """
-
-    name: str
-    builder: str
-    configs: tuple[str, ...] = ("",)
-    is_transposed: bool = False
-    class_names: Sequence[str] = ()
 
 
 def resolve_data_root(data_dir: str | os.PathLike | None = None) -> Path:
@@ -44,61 +30,109 @@ def resolve_data_root(data_dir: str | os.PathLike | None = None) -> Path:
 
 
 def find_prepared_folder(
-    source: TfdsSource, data_dir: str | os.PathLike | None = None, config: str | None = None
-) -> Path:
+    dataset: PublishedDataset, root: Path, config: str | None = None
+) -> Path | None:
     """Find the folder of the newest prepared version of a data set, or of one of its parts.
 
+    Folders in array_record format are preferred to TFRecord, whose examples have the same order.
+
     Args:
-      source: the data set.
-      data_dir: folder of tensorflow-datasets, see `resolve_data_root`.
+      dataset: the data set.
+      root: folder of tensorflow-datasets.
       config: the part. Default: the first one.
 
     Returns:
-      The folder.
+      The folder; None if no version is prepared.
 
     Raises:
-      ConfigError: if no version is prepared in array_record format; the message names the variable
-        to set and the command to run.
+      ConfigError: if all versions have other formats.
     """
-    name = source.name
-    relative = Path(source.builder, config or source.configs[0])
-    parent = resolve_data_root(data_dir) / relative
+    parent = root / dataset.builder / (config or dataset.configs[0])
     folders = [info.parent for info in parent.glob("*/dataset_info.json")]
     formats = {folder: _list_formats(folder) for folder in folders if _parse_version(folder)}
-    remedy = (
-        f"set TFDS_DATA_DIR (or data_dir) to a folder that holds {relative}/<version>, "
-        f"or run `pip install 'fedjax_het[prepare]'` and `python -m fedjax_het.data.prepare {name}`"
-    )
     if not formats:
-        raise ConfigError(
-            f"{display_name('dataset')} = {name!r}: no prepared data in {parent}; {remedy}"
-        )
-    readable = [folder for folder, names in formats.items() if "array_record" in names]
-    if not readable:
-        names = ", ".join(sorted(set().union(*formats.values()))) or "an unknown format"
-        raise ConfigError(
-            f"{display_name('dataset')} = {name!r}: {parent} is prepared as {names}, which only "
-            f"TensorFlow reads: expected array_record; {remedy}"
-        )
-    return max(readable, key=_parse_version)
+        return None
+    for format_name in ("array_record", "tfrecord"):
+        readable = [folder for folder, names in formats.items() if format_name in names]
+        if readable:
+            return max(readable, key=_parse_version)
+    names = ", ".join(sorted(set().union(*formats.values()))) or "an unknown format"
+    raise ConfigError(
+        f"{parent} is prepared as {names}, which only TensorFlow reads: expected array_record or "
+        f"tfrecord; run {_get_command(dataset)}"
+    )
+
+
+def describe_preparation(dataset: PublishedDataset, config: str | None = None) -> str:
+    """Return the folder of a prepared data set, and the commands that prepare it, in words.
+
+    Args:
+      dataset: the data set.
+      config: the part. Default: the first one.
+
+    Returns:
+      The text.
+    """
+    folder = Path(dataset.builder, config or dataset.configs[0], "<version>")
+    return (
+        f"{folder} of tensorflow-datasets; or run `pip install 'fedjax_het[prepare]'` and "
+        f"{_get_command(dataset)}"
+    )
+
+
+def _get_command(dataset: PublishedDataset) -> str:
+    return f"`python -m fedjax_het.data.prepare {dataset.name}`"
+
+
+def find_prepared(dataset: PublishedDataset, root: Path) -> Callable[[Any], Content] | None:
+    """Find a data set that tensorflow-datasets prepared.
+
+    Args:
+      dataset: the data set.
+      root: folder of tensorflow-datasets.
+
+    Returns:
+      A function `(cache_dir) -> content`, or None.
+
+    Raises:
+      ConfigError: if it is prepared in a format that only TensorFlow reads.
+    """
+    if find_prepared_folder(dataset, root) is None:
+        return None
+    return partial(dataset.read_prepared or read_prepared, dataset, root)
+
+
+def read_prepared(
+    dataset: PublishedDataset, root: Path | None, cache_dir: str | os.PathLike | None
+) -> Content:
+    """Read all images of a prepared data set, through the cache.
+
+    Args:
+      dataset: the data set.
+      root: folder of tensorflow-datasets; None: only the cache is read.
+      cache_dir: folder of decoded data sets, see `dataset_cache_folder`.
+
+    Returns:
+      `(arrays, meta)`, see `load_prepared`.
+    """
+    decode = partial(decode_splits, dataset)
+    return load_prepared(dataset, decode, root, cache_dir)
 
 
 def load_prepared(
-    source: TfdsSource,
-    read: Callable[[Path], tuple[dict[str, np.ndarray], dict]],
-    data_dir: str | os.PathLike | None,
+    dataset: PublishedDataset,
+    read: Callable[[Path], Content],
+    root: Path | None,
     cache_dir: str | os.PathLike | None,
     config: str | None = None,
-) -> tuple[dict[str, np.ndarray], dict]:
+) -> Content:
     """Read a prepared data set, or one of its parts, through the cache.
 
-    If no folder is named, and the library's default folder does not hold the data set, the cache
-    file is used. On another machine the cache file suffices without tensorflow-datasets.
-
     Args:
-      source: the data set.
+      dataset: the data set.
       read: function that decodes the prepared folder and returns `(arrays, meta)`.
-      data_dir: folder of tensorflow-datasets, see `resolve_data_root`.
+      root: folder of tensorflow-datasets. None: only the cache is read, which on another machine
+        suffices without tensorflow-datasets.
       cache_dir: folder of decoded data sets, see `dataset_cache_folder`.
       config: the part. Default: the first one.
 
@@ -106,18 +140,24 @@ def load_prepared(
       `(arrays, meta)`, as of `read`.
 
     Raises:
-      ConfigError: if the data set is neither prepared nor cached, see `find_prepared_folder`.
+      ConfigError: if the data set is not prepared, or not in the cache.
     """
-    key = source.name if config is None else f"{source.name}-{config}"
-    try:
-        folder = find_prepared_folder(source, data_dir, config)
-    except ConfigError:
-        configured_path = data_dir or env.get_value(env.TFDS_DATA_DIR)
-        cache_entry = None if configured_path else load_cached_arrays(key, cache_dir)
-        if cache_entry is None:
-            raise
-        return cache_entry
-    return load_or_build_arrays(key, compute_fingerprint(folder), lambda: read(folder), cache_dir)
+    key = dataset.name if config is None else f"{dataset.name}-{config}"
+    folder = None if root is None else find_prepared_folder(dataset, root, config)
+    if folder is not None:
+        fingerprint = compute_fingerprint(folder)
+        arrays, meta = load_or_build_arrays(key, fingerprint, lambda: read(folder), cache_dir)
+        form = f", {_list_formats(folder)[0]}"
+    else:
+        entry = load_cached_arrays(key, cache_dir) if root is None else None
+        if entry is None:
+            place = Path(root or "", dataset.builder, config or dataset.configs[0])
+            expected = describe_preparation(dataset, config)
+            raise ConfigError(f"no prepared data in {place}: expected {expected}")
+        (arrays, meta), form = entry, ""
+    version = f" {meta['version']}" if "version" in meta else ""
+    source = f"tensorflow-datasets{version}{form}"
+    return arrays, {**meta, "source": source, "order": PREPARED_ORDER}
 
 
 def compute_fingerprint(folder: Path) -> str:
@@ -135,14 +175,14 @@ def compute_fingerprint(folder: Path) -> str:
     return sha.hexdigest()
 
 
-def decode_splits(source: TfdsSource, folder: Path) -> tuple[dict[str, np.ndarray], dict]:
+def decode_splits(dataset: PublishedDataset, folder: Path) -> Content:
     """Decode the train and test splits of a prepared data set.
 
     Examples keep the stored order (by the library's hashed keys). Decoding takes about 0.1 ms
     per small image, 8 s for the 70,000 images of MNIST (threads did not help when measured).
 
     Args:
-      source: the data set.
+      dataset: the data set.
       folder: folder of the prepared version.
 
     Returns:
@@ -153,7 +193,7 @@ def decode_splits(source: TfdsSource, folder: Path) -> tuple[dict[str, np.ndarra
       ConfigError: if the files do not match their description.
     """
     arrays, is_lossy = {}, False
-    with open_builder(source.name, folder) as builder:
+    with open_builder(dataset.name, folder) as builder:
         features = builder.info.features
         shape = features["image"].shape
         for split in ("train", "test"):
@@ -163,11 +203,11 @@ def decode_splits(source: TfdsSource, folder: Path) -> tuple[dict[str, np.ndarra
             for position, (encoded, label) in enumerate(examples):
                 images[position], labels[position] = _decode_image(encoded, shape), label
                 is_lossy |= encoded.startswith(b"\xff\xd8")
-            if source.is_transposed:
+            if dataset.is_transposed:
                 images = images.swapaxes(1, 2).copy()
             arrays[f"{split}_images"] = images
             arrays[f"{split}_labels"] = labels
-        class_names = source.class_names or tuple(features["label"].names)
+        class_names = dataset.class_names or tuple(features["label"].names)
         version = str(builder.info.version)
     note = "images were re-encoded as JPEG, with loss, before preparation" if is_lossy else ""
     return arrays, {"class_names": list(class_names), "version": version, "note": note}
@@ -195,8 +235,7 @@ def open_builder(name: str, folder: Path) -> Iterator:
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(
-            f"{display_name('dataset')} = {name!r}: {folder} cannot be read "
-            f"({type(error).__name__}: {reason}); prepare it again: "
+            f"{folder} cannot be read ({type(error).__name__}: {reason}); prepare it again: "
             f"`python -m fedjax_het.data.prepare {name}`"
         ) from error
 
@@ -209,7 +248,7 @@ def iter_encoded_examples(builder, split: str, chunk_size: int) -> Iterator[tupl
     Args:
       builder: builder of the prepared data set.
       split: "train" or "test".
-      chunk_size: number of examples that are in memory at once.
+      chunk_size: number of examples of array_record files that are in memory at once.
 
     Yields:
       The encoded image and the label.
@@ -220,13 +259,31 @@ def iter_encoded_examples(builder, split: str, chunk_size: int) -> Iterator[tupl
     import tensorflow_datasets as tfds
 
     count = builder.info.splits[split].num_examples
-    records = builder.as_data_source(split, decoders={"image": tfds.decode.SkipDecoding()})
+    decoders = {"image": tfds.decode.SkipDecoding()}
+    if builder.info.file_format == tfds.core.FileFormat.TFRECORD:
+        yield from _iter_tfrecord_examples(builder, split, decoders)
+        return
+    records = builder.as_data_source(split, decoders=decoders)
     if len(records) != count:
         raise ValueError(f"{split} holds {len(records)} examples, not {count}")
     for start in range(0, count, chunk_size):
         stop = min(start + chunk_size, count)
         for example in records.__getitems__(list(range(start, stop))):
             yield example["image"], int(example["label"])
+
+
+def _iter_tfrecord_examples(
+    builder: Any, split: str, decoders: dict[str, Any]
+) -> Iterator[tuple[bytes, int]]:
+    """Iterate over encoded images and labels in TFRecord files, which have serialized examples."""
+    info, count = builder.info.splits[split], 0
+    for path in info.filepaths:
+        for record in iter_records(Path(path)):
+            example = builder.info.features.deserialize_example_np(record, decoders=decoders)
+            yield example["image"], int(example["label"])
+            count += 1
+    if count != info.num_examples:
+        raise ValueError(f"{split} holds {count} examples, not {info.num_examples}")
 
 
 def open_image(encoded: bytes):
@@ -254,3 +311,10 @@ def _list_formats(folder: Path) -> list[str]:
         return [info.get("fileFormat", "tfrecord"), *info.get("alternativeFileFormats", [])]
     except (OSError, ValueError, AttributeError):
         return []
+
+
+SOURCE = Source(
+    "tfds",
+    "prepared data sets of tensorflow-datasets: array_record or TFRecord, without TensorFlow",
+    find=find_prepared,
+)
