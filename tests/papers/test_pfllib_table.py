@@ -126,11 +126,27 @@ def test_learning_rate_is_best_of_the_grid():
     trials = [
         make_scores(rate=0.01, fedper=[1, 2, 3]),
         make_scores(rate=0.03, fedper=[4, 5, 6]),
-        make_scores("pathological_unequal", 0.1, fedper=[0, 0, 0]),
+        make_scores("pathological_unequal", 0.01, fedper=[1, 2, 3]),
+        make_scores("pathological_unequal", 0.03, fedper=[0, 0, 0]),
     ]
     chosen = choose_learning_rates(pd.concat(trials))
     assert chosen["dirichlet_capped"] == {"fedavg_ft": 0.01, "fedper": 0.03}
-    assert chosen["pathological_unequal"] == {"fedavg_ft": 0.1, "fedper": 0.1}
+    assert chosen["pathological_unequal"] == {"fedavg_ft": 0.01, "fedper": 0.01}
+
+
+def test_learning_rate_diverges_in_no_setting():
+    scores = pd.concat(
+        [
+            make_scores(rate=0.01, fedper=[1, 2, 3]),
+            make_scores(rate=0.03, fedper=[4, 5, 6]),
+            make_scores("pathological_unequal", 0.01, fedper=[1, 2, 3]),
+            make_scores("pathological_unequal", 0.03, fedper=[4, 5, 6]),
+        ]
+    )
+    is_diverged = (scores["method"] == "fedper") & (scores["local_lr"] == 0.03)
+    is_diverged &= (scores["partition"] == "pathological_unequal") & (scores["seed"] == 2)
+    assert choose_learning_rates(scores)["dirichlet_capped"]["fedper"] == 0.03
+    assert choose_learning_rates(scores[~is_diverged])["dirichlet_capped"]["fedper"] == 0.01
 
 
 @pytest.mark.parametrize(
