@@ -14,6 +14,7 @@ from fedjax_het.core import lr_schedules
 from fedjax_het.core.lr_schedules import LR_SCHEDULES
 from fedjax_het.core.optimizers import OPTIMIZERS, optional_optimizer_hyperparameters
 from fedjax_het.data import DATASETS, PARTITIONS, SERVER_SOURCES
+from fedjax_het.data.sources import SOURCES
 from fedjax_het.metrics.registry import METRICS
 from fedjax_het.nn import NETWORKS
 from fedjax_het.skews import SKEWS
@@ -308,6 +309,7 @@ def format_by_protocol(values: Mapping[str, Any], default: Mapping[str, Any] = {
 REGISTRIES: dict[str, tuple[Registry[Any], Callable[[Any], Iterable[str]]]] = {
     "methods": (METHODS, _describe_method),
     "data sets": (DATASETS, lambda dataset: ()),
+    "data sources": (SOURCES, lambda source: _describe_parameters(source.options)),
     "partitions": (PARTITIONS, lambda scheme: _describe_parameters(scheme.parameters)),
     "skews": (SKEWS, functools.partial(_describe_kind, "skew")),
     "systems": (SYSTEMS, functools.partial(_describe_kind, "system")),

@@ -48,6 +48,8 @@ from fedjax_het.data import (
     find_parameter_name,
     resolve_server_options,
 )
+from fedjax_het.data.dataset_registry import is_read_by_package, require_dataset_name
+from fedjax_het.data.sources import is_location
 from fedjax_het.metrics.registry import parse_metrics
 from fedjax_het.nn import NETWORKS
 from fedjax_het.skews import PARTITION_SKEWS, SKEW_SETTING, FeatureSkew, Skew
@@ -301,7 +303,7 @@ def _check_names(raw: RunSettings) -> None:
     """Check names before other settings, so that the message reports a misspelled name."""
     names = dict(NAMES)
     # A user's data set may have other class names.
-    if isinstance(raw.dataset, str) and raw.dataset in DATASETS.built_in:
+    if isinstance(raw.dataset, str) and is_read_by_package(raw.dataset):
         names["normalization"] = NORMALIZATIONS
     for name, valid in names.items():
         value = getattr(raw, name)
@@ -310,7 +312,9 @@ def _check_names(raw: RunSettings) -> None:
             argument = _OBJECT_ARGUMENTS[name]
             require(False, name, value, f"a name; pass an object to simulate({argument}=...)")
         is_user_object = may_be_user_object and isinstance(value, str) and value == USER_PROVIDED
-        if not is_user_object and (value is not None or name in ("algorithm", "dataset")):
+        if name == "dataset" and is_location(value):
+            require_dataset_name(value)
+        elif not is_user_object and (value is not None or name in ("algorithm", "dataset")):
             require_name(name, value, valid, listed_by=LIST_COMMAND)
 
 

@@ -11,7 +11,7 @@ from fedjax_het.data.dataset import Dataset, dataset_from_arrays, validate_datas
 from fedjax_het.data.image_folder import read_cinic10
 from fedjax_het.data.normalization import get_normalization_constants
 from fedjax_het.data.sampling import allocate_equal_counts, shuffle_by_class, take_quota
-from fedjax_het.data.sources import read_published
+from fedjax_het.data.sources import is_location, parse_location, read_location, read_published
 from fedjax_het.data.sources.domainnet import DOMAINNET
 from fedjax_het.data.sources.source import PublishedDataset
 from fedjax_het.data.writers import add_writers
@@ -334,6 +334,47 @@ Example:
 """
 
 
+def require_dataset_name(name: str) -> None:
+    """Raise an error unless a name is one of `DATASETS`, or `FORMAT:LOCATION` with a known format.
+
+    Args:
+      name: value of the setting `dataset`.
+
+    Raises:
+      ConfigError: if the name is unknown.
+    """
+    if is_location(name):
+        parse_location(name)
+    else:
+        DATASETS.require(name)
+
+
+def is_read_by_package(name: str) -> bool:
+    """Return whether a function of the package, not of the user, loads a data set.
+
+    Args:
+      name: value of the setting `dataset`.
+
+    Returns:
+      True for the data sets of the package, and for `FORMAT:LOCATION`.
+    """
+    return name in DATASETS.built_in or is_location(name)
+
+
+def _make_loader(name: str) -> Callable[..., Dataset]:
+    """Return the function that loads data of the form `FORMAT:LOCATION`."""
+
+    def load(*, data_dir=None, cache_dir=None) -> Dataset:
+        try:
+            arrays, meta = read_location(name, data_dir, cache_dir)
+            facts = {fact: meta[fact] for fact in _FACTS if fact in meta}
+            return dataset_from_arrays(**{**arrays, **facts, "name": name})
+        except ConfigError as error:
+            raise ConfigError(f"{display_name('dataset')} = {name!r}: {error}") from error
+
+    return load
+
+
 # Accepted names of the argument of a data set's function; the second name is from version 0.6.
 _NORMALIZATION_ARGUMENTS = ("normalization", "normalisation")
 
@@ -347,23 +388,26 @@ def load_dataset(
     data_dir: str | os.PathLike | None = None,
     cache_dir: str | os.PathLike | None = None,
 ) -> Dataset:
-    """Load a data set by name.
+    """Load a data set by its name, or any data in a known format by their location.
 
     The package's own data sets are decoded once and read from the cache in well under a second
     afterwards. Results identify the returned object by its name (`Dataset.origin`), unless it is
     changed.
 
     Args:
-      name: one of `DATASETS`.
+      name: one of `DATASETS`; or `FORMAT:LOCATION`, such as "npz:scans.npz", with a format of
+        `fedjax_het.data.sources.SOURCES`. Options of the format follow, as in
+        "npz:scans.npz?channels=first".
       normalization: source of the normalization constants, one of `fedjax_het.data.NORMALIZATIONS`.
         Default: DynaFed's constants where they exist (DynaFed uses MNIST's constants for
         Fashion-MNIST), otherwise the statistics of the training set. A user's data set has the
         constants that its function sets.
       data_dir: folder of the source data. For `cinic10`, the folder of train/ and test/ (default:
-        $CINIC10_DIR). Otherwise a folder of tensorflow-datasets prepared in array_record format
-        (default: $TFDS_DATA_DIR), read without TensorFlow. If no folder is named or found, a
-        decoded copy in the cache is used, which may come from another machine. `digits` needs no
-        folder.
+        $CINIC10_DIR). For `FORMAT:LOCATION`, the folder of relative locations (default: the current
+        folder). Otherwise a folder with the files that the data set's authors publish, or with a
+        copy that tensorflow-datasets prepared (default: $TFDS_DATA_DIR), read without TensorFlow.
+        If no folder is named or found, a decoded copy in the cache is used, which may come from
+        another machine. `digits` needs no folder.
       cache_dir: folder of decoded data sets, see
         `fedjax_het.data.array_cache.dataset_cache_folder`.
 
@@ -380,7 +424,8 @@ def load_dataset(
       >>> load_dataset("digits")
       Dataset('digits': 1,438 train and 359 test images (8, 8, 1), 10 classes)
     """
-    load = DATASETS.require(name).load
+    require_dataset_name(name)
+    load = _make_loader(name) if is_location(name) else DATASETS[name].load
     available_arguments = dict.fromkeys(_NORMALIZATION_ARGUMENTS, normalization)
     available_arguments |= {"data_dir": data_dir, "cache_dir": cache_dir}
     parameters = get_keyword_parameters(load)

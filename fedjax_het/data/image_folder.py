@@ -1,11 +1,9 @@
 """Image folders in the layout of CINIC-10: `train/<class>/*.png` and `test/<class>/*.png`."""
 
-import contextlib
 import hashlib
 import logging
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -13,15 +11,18 @@ import numpy as np
 
 from fedjax_het.data.array_cache import load_or_build_arrays
 from fedjax_het.data.dataset import Dataset, dataset_from_arrays
+from fedjax_het.data.image_decoding import decode_images
 from fedjax_het.utils import env
 from fedjax_het.utils.config import Bounds, validate_arguments
 from fedjax_het.utils.errors import ConfigError, display_name, require
 
 _IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
 _Side = Annotated[int, Bounds(1, 4096)]  # of resized images, in pixels
-_NUM_THREADS = 8  # hides the latency of opening many small files
 _SYSTEM_FILES = {"thumbs.db", "desktop.ini"}  # of Windows; hidden files are ignored, too
-_ORIENTATION_TAG = 0x0112  # EXIF
+
+_CINIC10_FOLDERS = ("", "CINIC-10", "cinic-10", "cinic10")
+FOLDER_ORDER = "class and file name"
+"""Order of the examples of an image folder."""
 
 _log = logging.getLogger("fedjax_het")
 
@@ -52,7 +53,8 @@ def load_image_folder(
     The images are decoded once and cached. Decoding takes about 0.3 ms per 32x32 image (a minute
     for the 180,000 images of CINIC-10). Classes are the folder names in ascending order, equal for
     train and test; within a class, images are ordered by file name. Gray images of 16 bits are
-    scaled, 65535 to 255. Images are turned upright by their EXIF orientation.
+    scaled, 65535 to 255. Images are turned upright by their EXIF orientation. Palettes are applied,
+    and a warning names images with transparent pixels, of which the stored colors are used.
 
     Hidden files, Thumbs.db and desktop.ini are ignored. Warnings report the number of other files
     and sub-folders of classes that are not read, and classes without images.
@@ -94,7 +96,7 @@ def load_image_folder(
     root = Path(path).expanduser()
     arrays, meta = read_image_folder(
         root,
-        key=f"folder-{hashlib.sha256(os.fsencode(root.absolute())).hexdigest()[:16]}",
+        key=make_folder_key(root),
         size=size,
         color=color,
         use_valid=use_valid,
@@ -108,7 +110,14 @@ def load_image_folder(
         class_names=meta["class_names"],
         mean=mean,
         std=std,
+        source=meta["source"],
+        order=meta["order"],
     )
+
+
+def make_folder_key(root: Path) -> str:
+    """Return the name of the cache file of a folder."""
+    return f"folder-{hashlib.sha256(os.fsencode(root.absolute())).hexdigest()[:16]}"
 
 
 def read_image_folder(
@@ -139,7 +148,7 @@ def read_image_folder(
     Raises:
       ConfigError: if the folder or an image is invalid; the message names the path.
     """
-    size = (size, size) if isinstance(size, int) else size
+    size = (size, size) if isinstance(size, int) else size and (size[0], size[1])
     class_names = _list_class_names(root / "train")
     # The valid folder comes last, so that the option changes no position of a training image.
     splits = {"train": ["train", "valid"] if use_valid else ["train"], "test": ["test"]}
@@ -155,7 +164,10 @@ def read_image_folder(
     def build() -> tuple[dict[str, np.ndarray], dict]:
         arrays = {}
         for split, split_files in files.items():
-            arrays[f"{split}_images"] = _decode_files(split_files, size, color)
+            paths = [file.path for file in split_files]
+            arrays[f"{split}_images"] = decode_images(
+                paths, paths.__getitem__, size=size, color=color
+            )
             arrays[f"{split}_labels"] = np.array([file.label for file in split_files], np.int32)
             if has_user_folders:
                 arrays[f"{split}_users"] = np.array([_to_text(file.user) for file in split_files])
@@ -169,7 +181,8 @@ def read_image_folder(
     cache_inputs: tuple[Any, ...] = (size, color, "16 bits scaled", "EXIF orientation", listing)
     cache_inputs += ("users",) if has_user_folders else ()
     fingerprint = hashlib.sha256(repr(cache_inputs).encode()).hexdigest()
-    return load_or_build_arrays(key, fingerprint, build, cache_dir)
+    arrays, meta = load_or_build_arrays(key, fingerprint, build, cache_dir)
+    return arrays, {**meta, "source": "images", "order": FOLDER_ORDER}
 
 
 def _to_text(name: str) -> str:
@@ -184,7 +197,8 @@ def read_cinic10(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray], 
     """Read CINIC-10 from its image folder, through the cache.
 
     Args:
-      data_dir: folder that holds train/ and test/. Default: $CINIC10_DIR.
+      data_dir: folder that holds train/ and test/, or CINIC-10/ with these. Default: $CINIC10_DIR,
+        else $TFDS_DATA_DIR.
       cache_dir: folder of decoded data sets, see `dataset_cache_folder`.
 
     Returns:
@@ -193,14 +207,16 @@ def read_cinic10(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray], 
     Raises:
       ConfigError: if the folder does not exist; the message names the download.
     """
-    root = data_dir or env.get_value(env.CINIC10_DIR)
-    if not root or not Path(root).expanduser().is_dir():
+    root = data_dir or env.get_value(env.CINIC10_DIR) or env.get_value(env.TFDS_DATA_DIR)
+    folder = Path(root or "").expanduser()
+    folders = [folder / name for name in _CINIC10_FOLDERS if (folder / name / "train").is_dir()]
+    if not root or not folders:
         raise ConfigError(
             f"{display_name('dataset')} = 'cinic10': no folder {str(root)!r}; unpack "
             "CINIC-10.tar.gz (https://datashare.ed.ac.uk/handle/10283/3192) and set CINIC10_DIR "
             "(or data_dir) to the folder that holds its train/ and test/"
         )
-    return read_image_folder(Path(root).expanduser(), key="cinic10", cache_dir=cache_dir)
+    return read_image_folder(folders[0], key="cinic10", cache_dir=cache_dir)
 
 
 def _list_class_names(folder: Path) -> list[str]:
@@ -269,64 +285,3 @@ def _warn_about_left_out(root: Path, left_out: list[os.DirEntry]) -> None:
             sum(len(files) for folder in folders for _, _, files in os.walk(folder.path)),
             os.path.relpath(left_out[0].path, root),
         )
-
-
-def _decode_files(files: list[_ImageFile], size: tuple[int, int] | None, color: bool) -> np.ndarray:
-    first = _decode_image(files[0].path, size, color)
-    images = np.empty((len(files), *first.shape), np.uint8)
-
-    def decode_at(position: int) -> None:
-        image = _decode_image(files[position].path, size, color)
-        if image.shape != first.shape:
-            raise ConfigError(
-                f"size of {files[position].path} = {image.shape[:2]}: expected "
-                f"{first.shape[:2]} as in {files[0].path}; set size=(height, width) to resize"
-            )
-        images[position] = image
-
-    with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        for _ in pool.map(decode_at, range(len(files))):
-            pass
-    return images
-
-
-def _decode_image(path: str, size: tuple[int, int] | None, color: bool) -> np.ndarray:
-    from PIL import Image, ImageOps
-
-    try:
-        with Image.open(path) as file:
-            _require_readable_orientation(file)
-            file.load()  # TIFF files are turned while they are loaded, and lose the tag
-            with contextlib.suppress(Exception):  # damaged EXIF data: the image as it is stored
-                ImageOps.exif_transpose(file, in_place=True)
-            image = _to_8_bit(file).convert("RGB" if color else "L")
-            if size is not None:
-                image = image.resize((size[1], size[0]), Image.Resampling.LANCZOS)
-            pixels = np.asarray(image)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ConfigError(f"image {path} cannot be decoded ({error})") from error
-    return pixels if color else pixels[..., None]
-
-
-def _require_readable_orientation(file: Any) -> None:
-    """Raise ValueError for an uncompressed TIFF file on its side: Pillow 13 mixes its pixels up."""
-    is_on_its_side = file.format == "TIFF" and file.tag_v2.get(_ORIENTATION_TAG, 1) >= 5
-    if is_on_its_side and file.tile[0][0] == "raw":
-        raise ValueError("uncompressed TIFF with an EXIF rotation: expected a compressed file")
-
-
-def _to_8_bit(file: Any) -> Any:
-    """Scale an opened 16-bit image to 8 bits and return any other image unchanged.
-
-    `convert` would cut values off at 255. Raises ValueError for 32-bit images, whose white is
-    unknown.
-    """
-    from PIL import Image
-
-    is_16_bit = file.mode.startswith("I;16") or (file.mode == "I" and file.format == "PNG")
-    if file.mode in ("I", "F") and not is_16_bit:
-        raise ValueError(f"mode {file.mode!r} has 32 bits per pixel: expected 8 or 16")
-    if not is_16_bit:
-        return file
-    pixels = np.asarray(file).astype(np.uint32)
-    return Image.fromarray(((pixels + 128) // 257).astype(np.uint8))

@@ -21,7 +21,6 @@ from fedjax_het.core.lr_schedules import is_round_schedule_hyperparameter
 from fedjax_het.core.optimizers import check_transformation, make_user_transformation
 from fedjax_het.core.rng import Stream, make_stream_key
 from fedjax_het.data import (
-    DATASETS,
     PARTITIONS,
     SERVER_SOURCES,
     Dataset,
@@ -36,6 +35,7 @@ from fedjax_het.data import (
     make_server_pool,
 )
 from fedjax_het.data.dataset import validate_dataset
+from fedjax_het.data.dataset_registry import is_read_by_package
 from fedjax_het.data.normalization import get_normalization_constants
 from fedjax_het.data.partition import (
     draw_held_out_clients,
@@ -285,7 +285,7 @@ def user_dataset_digest(spec: ResolvedRunSpec, dataset: Dataset) -> str | None:
         return dataset.digest()
     if dataset.origin[1] == spec.normalization:
         return None
-    if spec.dataset in DATASETS.built_in:  # the same constants may go by several names
+    if is_read_by_package(spec.dataset):  # the same constants may go by several names
         named_constants = get_normalization_constants(
             spec.dataset, spec.normalization, dataset.train_images
         )

@@ -357,7 +357,7 @@ class RegisteredIdentity:
         try:
             if has_named_data:
                 values["dataset_digest"] = self._compute_dataset_digest(spec)
-            if has_named_data and _is_registered(DATASETS, spec.dataset):
+            if has_named_data and spec.dataset not in DATASETS.built_in:
                 dataset = self._load_dataset(spec)
                 values["class_names_digest"] = compute_class_names_digest(spec, dataset)
             if has_own_split:

@@ -58,7 +58,7 @@ def _read(folder: Path) -> Content:
 
 
 SOURCE = Source(
-    "stl10",
+    "stl10_binary",
     "the labeled part of STL-10 in its authors' binary files",
     find=find_stl10,
     files={"stl10": f"{_FOLDER}, unpacked"},

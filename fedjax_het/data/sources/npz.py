@@ -1,0 +1,110 @@
+"""Archives of arrays that `numpy.savez` writes."""
+
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fedjax_het.data.sources.source import FILE_ORDER, Content, Source, to_indices
+from fedjax_het.data.validation import move_channels_last
+from fedjax_het.utils.errors import ConfigError
+
+# Names of arrays in the archive, by their names in `dataset_from_arrays`.
+_NAMES = {
+    "train_images": ("x_train", "train_images"),
+    "train_labels": ("y_train", "train_labels"),
+    "test_images": ("x_test", "test_images"),
+    "test_labels": ("y_test", "test_labels"),
+    "train_users": ("client_train", "train_users"),
+    "test_users": ("client_test", "test_users"),
+    "train_domains": ("domain_train", "train_domains"),
+    "test_domains": ("domain_test", "test_domains"),
+}
+_NUM_REQUIRED = 4
+
+
+def read_npz_dataset(
+    location: str, cache_dir: Any = None, *, channels: Literal["first", "last"] | None = None
+) -> Content:
+    """Read images and labels from an archive of NumPy.
+
+    The archive has `x_train`, `y_train`, `x_test` and `y_test`, as in Keras, or `train_images`,
+    `train_labels`, `test_images` and `test_labels`, as in MedMNIST. Gray images `[N, H, W]` receive
+    an axis of channels, and labels `[N, 1]` lose their last axis. Labels and domains may be texts.
+    Optional arrays are `client_train`, `client_test`, `domain_train`, `domain_test`, `class_names`
+    and `domain_names`.
+
+    Args:
+      location: path of the file.
+      cache_dir: not used.
+      channels: "first" for images `[N, C, H, W]`. Default: "last".
+
+    Returns:
+      `(arrays, meta)`.
+
+    Raises:
+      ConfigError: if the file is missing or damaged, if an array is missing, or if an array has
+        objects instead of numbers.
+    """
+    stored = _load(Path(location))
+    keys = {
+        name: next((alias for alias in aliases if alias in stored), None)
+        for name, aliases in _NAMES.items()
+    }
+    missing = [
+        aliases[0]
+        for aliases in list(_NAMES.values())[:_NUM_REQUIRED]
+        if not {*aliases} & stored.keys()
+    ]
+    if missing:
+        raise ConfigError(
+            f"{location} has no {', '.join(missing)}: expected x_train, y_train, x_test and y_test "
+            f"(it has {', '.join(sorted(stored)) or 'no arrays'})"
+        )
+    arrays = {name: stored[key] for name, key in keys.items() if key is not None}
+    for name in ("train_images", "test_images"):
+        images = arrays[name]
+        images = images[..., None] if images.ndim == 3 else images
+        arrays[name] = move_channels_last(keys[name] or name, images, channels)
+    for name in ("train_labels", "test_labels"):
+        if arrays[name].shape[1:] == (1,):
+            arrays[name] = arrays[name][:, 0]
+    meta: dict[str, Any] = {"source": "npz", "order": FILE_ORDER}
+    for kind, names in (("labels", "class_names"), ("domains", "domain_names")):
+        meta[names] = tuple(map(str, stored.get(names, ())))
+        both = [
+            arrays[f"{split}_{kind}"] for split in ("train", "test") if f"{split}_{kind}" in arrays
+        ]
+        if len(both) == 2 and all(array.dtype.kind == "U" for array in both):
+            both, meta[names] = to_indices(both, meta[names])
+            arrays |= dict(zip((f"train_{kind}", f"test_{kind}"), both, strict=True))
+    return arrays, meta
+
+
+def _load(path: Path) -> dict[str, np.ndarray]:
+    """Return all arrays of an archive."""
+    try:
+        with open(path, "rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
+                raise ConfigError(f"{path} has one array: expected an archive of np.savez")
+            return {name: archive[name] for name in archive.files}
+    except FileNotFoundError as error:
+        raise ConfigError(f"no file {path}") from error
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        if isinstance(error, ConfigError):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"{path} cannot be read ({reason}): expected an archive of numbers and texts, as "
+            "np.savez writes it"
+        ) from error
+
+
+SOURCE = Source(
+    "npz",
+    "npz:FILE, an archive of NumPy with x_train, y_train, x_test and y_test",
+    read=read_npz_dataset,
+)

@@ -1,0 +1,137 @@
+"""Archives of arrays, named as `npz:FILE`."""
+
+import numpy as np
+import pytest
+from support.published_files import random_splits
+
+from fedjax_het import RunSpec, dataset_from_arrays, load_dataset, simulate
+from fedjax_het.utils.errors import ConfigError
+
+KERAS = {"train_images": "x_train", "train_labels": "y_train"}
+KERAS |= {"test_images": "x_test", "test_labels": "y_test"}
+
+
+def save(path, arrays, **more):
+    np.savez(path, **{KERAS[name]: array for name, array in arrays.items()}, **more)
+    return f"npz:{path}"
+
+
+def test_equal_to_arrays(tmp_path):
+    arrays = random_splits((6, 6, 3), 4)
+    name = save(tmp_path / "a.npz", arrays)
+    dataset, expected = load_dataset(name), dataset_from_arrays(**arrays)
+    assert dataset.digest() == expected.digest()
+    assert (dataset.name, dataset.source, dataset.order) == (name, "npz", "files")
+    assert load_dataset("npz:a.npz", data_dir=tmp_path).digest() == expected.digest()
+    unit = load_dataset(name, normalization="unit")
+    assert (unit.mean, unit.std) == ((0, 0, 0), (1, 1, 1))
+    np.savez(tmp_path / "b.npz", **arrays)  # the names of MedMNIST
+    assert load_dataset(f"npz:{tmp_path}/b.npz").digest() == expected.digest()
+
+
+def test_layouts(tmp_path):
+    arrays = random_splits((6, 6, 1), 4)
+    names = np.array(["ant", "bee", "cat", "dog"])
+    expected = dataset_from_arrays(**arrays)
+    variants = {
+        "gray": {
+            "train_images": arrays["train_images"][..., 0],
+            "test_images": arrays["test_images"][..., 0],
+        },
+        "columns": {
+            "train_labels": arrays["train_labels"][:, None],
+            "test_labels": arrays["test_labels"][:, None],
+        },
+        "texts": {
+            "train_labels": names[arrays["train_labels"]],
+            "test_labels": names[arrays["test_labels"]],
+        },
+        "int64": {
+            "train_images": arrays["train_images"].astype(int),
+            "test_images": arrays["test_images"].astype(int),
+        },
+    }
+    for key, variant in variants.items():
+        dataset = load_dataset(save(tmp_path / f"{key}.npz", arrays | variant))
+        assert dataset.digest() == expected.digest(), key
+        assert dataset.class_names == (tuple(names) if key == "texts" else ())
+    first = {key: np.moveaxis(arrays[key], -1, 1) for key in ("train_images", "test_images")}
+    name = save(tmp_path / "first.npz", arrays | first, class_names=names[::-1])
+    dataset = load_dataset(f"{name}?channels=first")
+    assert dataset.digest() == expected.digest() and dataset.class_names == tuple(names[::-1])
+    with pytest.raises(
+        ConfigError, match=rf"^dataset = '{name}': shape of x_train .*channels=.?first"
+    ):
+        load_dataset(name)
+
+
+def test_clients_and_domains(tmp_path):
+    arrays = random_splits((6, 6, 1), 4)
+    clients = {"client_train": np.arange(24) % 3, "client_test": np.arange(9) % 3}
+    domains = {
+        "domain_train": np.array(["b", "a"] * 12),
+        "domain_test": np.array(["a", "b", "a"] * 3),
+    }
+    name = save(tmp_path / "a.npz", arrays, **clients, **domains)
+    dataset = load_dataset(name)
+    assert dataset.num_users == 3 and dataset.domain_names == ("a", "b")
+    assert dataset.train_domains[:3].tolist() == [1, 0, 1]
+    np.testing.assert_array_equal(dataset.test_users, clients["client_test"])
+
+
+def test_run_equals_run_of_arrays(tmp_path):
+    """Settings that name a file train as an object does, bit by bit, and record the source."""
+    arrays = random_splits((6, 6, 1), 4)
+    name = save(tmp_path / "a.npz", arrays)
+    settings = {"model": "mlp", "rounds": 1, "num_clients": 2, "partition": "iid"}
+    result = simulate(RunSpec("fedavg", name, **settings))
+    expected = simulate(
+        RunSpec("fedavg", "user", **settings), dataset=dataset_from_arrays(**arrays)
+    )
+    for metric, values in expected.metrics.items():
+        np.testing.assert_array_equal(result.metrics[metric], values)
+    summary = result.summary
+    assert summary["dataset_digest"] == expected.summary["dataset_digest"]
+    assert (summary["dataset_source"], summary["dataset_order"]) == ("npz", "files")
+
+
+def test_unusable_names(tmp_path):
+    name = save(tmp_path / "a.npz", random_splits((6, 6, 1), 4))
+    for bad, message in (
+        ("npy:a", "format = 'npy' is unknown: did you mean 'npz'"),
+        ("npz:", "location = '': expected npz:LOCATION"),
+        (f"{name}?chanels=first", "did you mean 'channels'"),
+        (f"{name}?channels=middle", "channels = 'middle' is unknown: expected first, last"),
+        (f"{name}?channels", "expected different NAME=VALUE|channels = ''"),
+        ("cifar:x", "format = 'cifar' is unknown"),
+    ):
+        for use in (load_dataset, lambda text: RunSpec("fedavg", text).resolved()):
+            with pytest.raises(ConfigError, match=rf"^dataset = .*({message})"):
+                use(bad)
+    assert RunSpec("fedavg", name).resolved().dataset == name
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"x_train": 0}, "has no y_train, x_test, y_test: expected .*it has x_train"),
+        ({**dict.fromkeys(KERAS.values(), 0), "x_test": np.array([None])}, "cannot be read"),
+        (b"text", "cannot be read"),
+        (b"", "cannot be read"),
+        (b"PK\x03\x04", "cannot be read"),
+        (None, "no file"),
+        (np.zeros(3), "has one array"),
+        ({key: np.zeros((2, 4, 4)) for key in KERAS.values()}, "y_train|train_labels"),
+    ],
+)
+def test_unusable_files(content, message, tmp_path):
+    path = tmp_path / "a.npz"
+    if isinstance(content, dict):
+        np.savez(path, **content)
+    elif isinstance(content, np.ndarray):
+        with open(path, "wb") as file:
+            np.save(file, content)
+    elif content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"^dataset = 'npz:.*a\.npz': .*({message})"):
+        load_dataset(f"npz:{path}")
