@@ -68,6 +68,11 @@ RoundPlans = Generator[RoundPlan, np.ndarray | None, None]
 """Plans of rounds. `send(losses)` returns the next plan; the losses are the clients' training
 losses in the round before, float32 `[K]`, and NaN for clients that did not train."""
 
+MeasureLosses = Callable[[int, np.ndarray, str], np.ndarray]
+"""`measure_losses(round_index, candidates, loss_reports)` returns the losses of the global model
+before the round on training examples of the candidates, float32 `[K]`, and NaN for other clients.
+`loss_reports` is "all" or "minibatch", see `systems.AdaptiveSelection`."""
+
 
 class WorkCounts(NamedTuple):
     """Amounts of work per round, `[R]` each."""
@@ -393,7 +398,7 @@ class Scheduler:
 
 
 class AdaptiveScheduler(Scheduler):
-    """Makes the schedules of a run whose clients are selected by the losses of earlier rounds.
+    """Makes the schedules of a run whose clients are selected by losses.
 
     Rounds are planned one after the other. `shape` holds for every cohort of S clients.
 
@@ -402,7 +407,7 @@ class AdaptiveScheduler(Scheduler):
       settings: settings of the rounds.
       blocks: blocks of lanes.
       lanes: lanes per block.
-      start_plans: returns the plans of the rounds, from the first on.
+      start_plans: `start_plans(measure_losses)` returns the plans of the rounds, from the first on.
       shortens_work: whether plans may contain fewer minibatches than `work_items`.
 
     Attributes:
@@ -413,7 +418,7 @@ class AdaptiveScheduler(Scheduler):
       >>> from fedjax_het.core.schedule import AdaptiveScheduler, RoundPlan, RoundSettings
       >>> from fedjax_het.core.work_items import ClientWork
       >>> from fedjax_het.data import partition_from_clients
-      >>> def start_plans():
+      >>> def start_plans(measure_losses):
       ...     losses = yield RoundPlan(np.array([0]), 1)
       ...     yield RoundPlan(np.array([int(np.nanargmax(losses))]), 1)
       >>> work = ClientWork(partition_from_clients([[0, 1, 2], [3]]), num_passes=1, batch_size=2)
@@ -430,7 +435,7 @@ class AdaptiveScheduler(Scheduler):
         settings: RoundSettings,
         blocks: int,
         lanes: int,
-        start_plans: Callable[[], RoundPlans],
+        start_plans: Callable[[MeasureLosses | None], RoundPlans],
         *,
         shortens_work: bool,
     ):
@@ -449,10 +454,15 @@ class AdaptiveScheduler(Scheduler):
         self._start_plans = start_plans
         self.restart()
 
-    def restart(self) -> None:
-        """Drop all plans but the plan of the first round."""
-        num_rounds = self.settings.num_rounds
-        self._next_plans, self._plans, self._assignments = self._start_plans(), [], []
+    def restart(self, measure_losses: MeasureLosses | None = None) -> None:
+        """Plan the first round, and drop all other plans.
+
+        Args:
+          measure_losses: measures the losses of candidates (default: no candidate reports, so that
+            the plan serves for sizes only).
+        """
+        num_rounds, plans = self.settings.num_rounds, self._start_plans(measure_losses)
+        self._next_plans, self._plans, self._assignments = plans, [], []
         self.work_counts = WorkCounts(
             participants=np.zeros(num_rounds, np.int64),
             selected=np.zeros(num_rounds, np.int64),

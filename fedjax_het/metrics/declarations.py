@@ -63,6 +63,7 @@ _CURVE_INFOS: Mapping[str, MetricInfo] = {
     "test_loss": _loss("Test loss"),
     "train_loss": _loss("Training loss", missing=NOT_TRAINED),
     "client_train_loss": _loss("Training loss of a client", missing=NOT_TRAINED),
+    "candidate_loss": _loss("Loss of a candidate", missing=NOT_TRAINED),
     "update_norm": MetricInfo("Norm of the update", missing=NOT_TRAINED),
     "client_accuracy": _accuracy("Test accuracy of a client"),
     "mean_client_accuracy": _accuracy("Mean accuracy of clients"),

@@ -30,7 +30,7 @@ from fedjax_het.core.schedule import Scheduler, ScheduleShape, compute_useful_fr
 from fedjax_het.core.work_items import ClientWork
 from fedjax_het.data import ServerSummary
 from fedjax_het.nn.conv_products import AUTO
-from fedjax_het.runtime import held_out_eval, split_measures
+from fedjax_het.runtime import candidate_losses, held_out_eval, split_measures
 from fedjax_het.runtime.compiled_programs import (
     CompiledPrograms,
     build_algorithm,
@@ -192,6 +192,7 @@ def evict_programs() -> None:
     release_freed_memory()
     evict_programs_if_needed(
         build_programs.cache_clear,
+        candidate_losses.clear_programs,
         held_out_eval.clear_programs,
         split_measures.clear_programs,
         clear_network_caches,

@@ -17,6 +17,7 @@ from fedjax_het.core.round_evaluation import make_missing_metrics
 from fedjax_het.core.run_mapping import describe_plan
 from fedjax_het.core.state_paging import StatePager
 from fedjax_het.runtime.build import PreparedRun, RunGroup
+from fedjax_het.runtime.candidate_losses import make_candidate_curves
 from fedjax_het.runtime.compiled_programs import CompiledPrograms
 from fedjax_het.runtime.group_state import GroupState, build_run_inputs, compute_chunk_limits
 from fedjax_het.runtime.history import Timing, build_curves
@@ -65,6 +66,7 @@ def init_group(
             build_curves(
                 make_missing_metrics(program.algorithm, evaluation, rounds), run, evaluation.metrics
             )
+            | make_candidate_curves(run.spec)
             for run in prepared_runs
         ],
         timing=Timing() if start_time is None else Timing(start_time, group.probe_seconds),

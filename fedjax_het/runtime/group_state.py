@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.algorithms.base import ServerStage
-from fedjax_het.core.client_loop import RoundSchedule
+from fedjax_het.core.client_loop import RoundSchedule, SkewedExamples
 from fedjax_het.core.evaluation import (
     ClientTestsShape,
     compute_client_tests_shape,
@@ -36,6 +36,7 @@ from fedjax_het.core.round_inputs import ChunkInputs
 from fedjax_het.core.schedule import AdaptiveScheduler
 from fedjax_het.core.state_paging import StatePager
 from fedjax_het.runtime.build import PreparedRun, RunGroup
+from fedjax_het.runtime.candidate_losses import CANDIDATE_LOSS_NAME, measure_candidate_losses
 from fedjax_het.runtime.history import VALIDATION_MEAN, Curves, EarlyStop, Timing
 from fedjax_het.runtime.placement import HOST_STATE
 from fedjax_het.runtime.progress import START, Progress
@@ -192,21 +193,54 @@ class GroupState:
         self.snapshot = self.snapshot._replace(**changes)
 
     def plan_rounds(self, *, from_start: bool = False) -> None:
-        """Plan the rounds up to the next one, where clients are selected by recorded losses.
+        """Plan the rounds up to the next one, where clients are selected by losses.
 
         Args:
           from_start: whether all rounds are planned anew from the curves.
         """
         last = min(self.rounds_done, self.total_rounds - 1)
-        for run, curves in zip(self.prepared_runs, self.curves, strict=True):
-            scheduler = run.scheduler
+        for i, curves in enumerate(self.curves):
+            scheduler = self.prepared_runs[i].scheduler
             if not isinstance(scheduler, AdaptiveScheduler):
                 continue
             with defer_signals():  # a signal within the simulation would end it
                 if from_start:
-                    scheduler.restart()
+                    scheduler.restart(functools.partial(self._measure_losses, i))
                 while (r := scheduler.num_planned) <= last:
                     scheduler.plan_next_round(curves[CLIENT_LOSS_NAME][r - 1])
+
+    def _measure_losses(
+        self, i: int, round_index: int, candidates: np.ndarray, loss_reports: str
+    ) -> np.ndarray:
+        """Return the losses of the candidates of a round, and record them, see `MeasureLosses`.
+
+        Rounds that have begun have their losses in the curves, so that a resumed run repeats its
+        selections.
+        """
+        run, program, state = self.prepared_runs[i], self.group.program, self.state
+        losses = self.curves[i][CANDIDATE_LOSS_NAME][round_index]
+        if round_index < self.rounds_done or self.round_progress is not None:
+            return losses
+        if program.algorithm.can_page_state:  # the model does not depend on states of clients
+            state = state._replace(clients=())
+        state = self.group.take_run(jax.tree.map(fetch_to_host, state), i)
+        assert program.algorithm.global_model is not None
+        examples = self.cached_inputs["examples"]
+        if "skew" in self.cached_inputs:
+            skew = run.make_skew_inputs(1)
+            examples = SkewedExamples(examples.images, skew.train_labels, skew.transform)
+        losses[:] = np.nan
+        losses[candidates] = measure_candidate_losses(
+            program.signature.training.task,
+            program.algorithm.global_model(state),
+            examples,
+            run.scheduler.work_items,
+            run.spec,
+            round_index=round_index,
+            candidates=candidates,
+            loss_reports=loss_reports,
+        )
+        return losses
 
     def end_run(self, i: int, early_stop: EarlyStop) -> None:
         """End a run before its last round.

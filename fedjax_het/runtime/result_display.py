@@ -46,7 +46,8 @@ _LABEL_SETTINGS = (
         "seed",
     ),
 )
-_CLIENT_CURVES = ("client_accuracy", "client_train_loss")  # of shape [rounds, clients]
+# Curves of shape [rounds, clients].
+_CLIENT_CURVES = ("client_accuracy", "client_train_loss", "candidate_loss")
 _SPARKLINE_WIDTH, _SPARKLINE_HEIGHT = 160, 36  # pixels
 
 

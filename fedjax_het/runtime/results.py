@@ -129,7 +129,8 @@ class Result:
         `client_accuracy_<name>` if clients have names. Validation examples add
         `validation_accuracy` and `validation_loss` of the global model, and, for clients with own
         tests, `client_validation_accuracy` and `mean_client_validation_accuracy`. Client selection
-        by losses adds `client_train_loss` `[rounds, clients]`.
+        by losses adds `client_train_loss` `[rounds, clients]`, and `candidate_loss` if candidates
+        report the loss of the current model.
       summary: numbers and texts about the run, which JSON can hold.
       artifacts: further arrays of the method.
       state: final state of the federation. Clients' states on the host are `HostClientStates`,

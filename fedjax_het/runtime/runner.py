@@ -40,7 +40,8 @@ def start_runs(group_state: GroupState, checkpoints: CheckpointWriter) -> None:
         init_states(group_state)
     if group_state.records:
         checkpoints.restore(group_state)
-    group_state.plan_rounds(from_start=True)
+    with timing.record_compilation():
+        group_state.plan_rounds(from_start=True)
     if program.plan.is_debug:
         return
     with timing.record_compilation():
@@ -74,6 +75,7 @@ def advance_runs(group_state: GroupState, checkpoints: CheckpointWriter) -> Iter
                     yield from run_server_stage(group_state, stage, checkpoints)
                     if group_state.active:
                         with group_state.timing.record_compilation():
+                            group_state.plan_rounds(from_start=True)  # the model has changed
                             verify_round_program(group_state, stage.name)
             if not group_state.is_unfinished:  # another iterator may have gone on meanwhile
                 break

@@ -15,6 +15,7 @@ from fedjax_het.core.rng import Stream
 from fedjax_het.core.run_mapping import SCHEDULE_PLACEMENTS
 from fedjax_het.core.schedule import (
     AdaptiveScheduler,
+    MeasureLosses,
     RoundPlan,
     RoundPlans,
     RoundSettings,
@@ -89,11 +90,14 @@ def bind_scheduler(
     def get_workload(round_index: int) -> Workload:
         return work.of_round(round_index).make_workload(algorithm.extra_passes)
 
-    def start_plans() -> RoundPlans:
-        return simulation.simulate_rounds(get_workload, spec.rounds)
+    def start_plans(measure_losses: MeasureLosses | None = None) -> RoundPlans:
+        return simulation.simulate_rounds(get_workload, spec.rounds, measure_losses)
 
     if not simulation.is_adaptive:
         return _bind_settings(spec, work, list(start_plans()))
+    expected = f"stale losses of candidates: {spec.algorithm} has no global model"
+    is_valid = simulation.loss_reports is None or algorithm.global_model is not None
+    require(is_valid, "system", spec.system, expected)
     settings, shortens_work = _get_round_settings(spec), simulation.shortens_work
 
     def make_adaptive(blocks: int, lanes: int, **changes: Any) -> Scheduler:

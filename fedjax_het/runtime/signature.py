@@ -68,7 +68,7 @@ def compute_static_key(spec: RunSpec) -> str:
 
 
 def _has_adaptive_selection(spec: RunSpec) -> bool:
-    """Return whether clients are selected by the losses of earlier rounds."""
+    """Return whether clients are selected by losses."""
     return any(isinstance(m, AdaptiveSelection) for m in SYSTEM_SETTING.parse(spec.system))
 
 

@@ -36,7 +36,7 @@ SYSTEM_SETTING: KindSetting[SystemModel] = KindSetting(
 SYSTEMS = SYSTEM_SETTING.registry
 """Kinds of system heterogeneity by name."""
 
-_BASES = (DeviceModel, AvailabilityModel, ClientSelection)
+_BASES = (DeviceModel, AvailabilityModel, ClientSelection, AdaptiveSelection)
 
 
 @validate_arguments
@@ -44,10 +44,10 @@ def register_system(kind: type) -> type:
     """Register a kind of system heterogeneity of the user, until the process ends.
 
     Args:
-      kind: frozen dataclass that inherits `DeviceModel`, `AvailabilityModel` or `ClientSelection`
-        and has the class variables `name` and `strength`. Its fields are the parameters of the kind
-        and have defaults. The first line of its docstring is its default `description`. Draws
-        should depend on `make_rng` alone, so that a resumed run repeats them.
+      kind: frozen dataclass that inherits `DeviceModel`, `AvailabilityModel`, `ClientSelection` or
+        `AdaptiveSelection` and has the class variables `name` and `strength`. Its fields are the
+        parameters of the kind and have defaults. The first line of its docstring is its default
+        `description`. Draws should depend on `make_rng` alone, so that a resumed run repeats them.
 
     Returns:
       The class, so that the function also serves as its decorator.

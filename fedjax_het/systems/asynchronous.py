@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_het.core.schedule import RoundPlan, RoundPlans
+from fedjax_het.core.schedule import MeasureLosses, RoundPlan, RoundPlans
 from fedjax_het.core.work_items import Workload
 from fedjax_het.systems.base import Federation, SystemModel
 from fedjax_het.systems.devices import DeviceModel, Speed
@@ -85,13 +85,17 @@ class AsynchronousSimulation(SystemSimulation):
         self._buffer_size, self._max_staleness = buffer_size, max_staleness
 
     def simulate_rounds(
-        self, get_workload: Callable[[int], Workload], num_rounds: int
+        self,
+        get_workload: Callable[[int], Workload],
+        num_rounds: int,
+        measure_losses: MeasureLosses | None = None,
     ) -> RoundPlans:
         """Yield the clients of each change of the model.
 
         Args:
           get_workload: `get_workload(round_index)`: the work of all clients that start in a round.
           num_rounds: number of changes of the model.
+          measure_losses: not read, since no kind of asynchronous simulation has candidates.
 
         Yields:
           The plan of each round.

@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -117,12 +117,17 @@ class CyclicSelection(ClientSelection):
         return UniformSelection().select(federation, members, count, *path)
 
 
+LossReports = Literal["all", "minibatch"]
+"""Examples on which a candidate measures the loss of the current model."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class AdaptiveSelection(ClientSelection):
-    """A rule that selects by the training losses of earlier rounds.
+class AdaptiveSelection(SystemModel):
+    """A rule that selects by losses of the clients.
 
     The server knows the mean loss of local training of each client whose update it aggregated. A
-    client that fails or arrives late reports no loss.
+    client that fails or arrives late reports no loss. With `loss_reports` the server also sends its
+    current model to candidates, which report their losses before the selection.
 
     Example:
       >>> from fedjax_het.systems import AdaptiveSelection, PowerOfChoice
@@ -130,9 +135,28 @@ class AdaptiveSelection(ClientSelection):
       True
     """
 
-    def select(self, federation, available, count, *path):
-        """Draw the clients uniformly, for callers that know no losses."""
-        return UniformSelection().select(federation, available, count, *path)
+    neutral: ClassVar[float | None] = None
+
+    @property
+    def loss_reports(self) -> LossReports | None:
+        """Examples of each candidate's loss of the current model; None: no candidate reports."""
+        return None
+
+    def draw_candidates(
+        self, federation: Federation, available: np.ndarray, count: int, round_index: int
+    ) -> np.ndarray:
+        """Return the clients that report their loss of the current model.
+
+        Args:
+          federation: the clients.
+          available: ids of the clients that are available, ascending.
+          count: number of clients to select.
+          round_index: the round.
+
+        Returns:
+          Ids of clients with examples; by default all available ones.
+        """
+        return available[federation.sizes[available] > 0]
 
     @abstractmethod
     def start(self, federation: Federation) -> Any:
@@ -173,12 +197,12 @@ class AdaptiveSelection(ClientSelection):
 
     @abstractmethod
     def record_losses(self, state: Any, losses: np.ndarray) -> Any:
-        """Return the state after a round.
+        """Return the state after a round, or after the reports of the candidates.
 
         Args:
-          state: the state after the selection of the round.
-          losses: mean training loss of each client, float32 `[K]`; NaN for clients that did not
-            report one.
+          state: the state after the selection of the round, or before it.
+          losses: mean training loss of each client, or loss of the current model on its training
+            examples, float32 `[K]`; NaN for clients that did not report one.
 
         Returns:
           The new state.
@@ -191,10 +215,16 @@ class PowerOfChoice(AdaptiveSelection):
 
     The server draws d = `factor` * S candidates without replacement, each with probabilities
     proportional to size. It selects the S candidates with the largest losses, the first drawn ones
-    among equals.
-    The rule is the paper's variant rpow-d (Section 4): the loss of a candidate is the mean loss of
-    local training when it last took part, and infinite before. It costs no communication, while
-    pow-d evaluates the present model on all data of each candidate.
+    among equals. `losses` chooses the paper's variant (Section 4):
+
+    * "current", pow-d: the mean loss of the current global model on all training examples of the
+      candidate, without dropout or augmentation. All d candidates receive the model.
+    * "minibatch", cpow-d: the same on `batch_size` examples, drawn without replacement.
+    * "stale", rpow-d: the mean loss of local training when the candidate last took part, and
+      infinite before. It costs no communication.
+
+    Departures: with `over_selection` S is the number of selected clients. The upload of a loss
+    counts no bytes. The transfer to candidates and their evaluation take no simulated time.
 
     Example:
       >>> from fedjax_het import RunSpec
@@ -205,22 +235,33 @@ class PowerOfChoice(AdaptiveSelection):
 
     factor: Annotated[float, Bounds(1, 1e6)] = 2.0
     "Number of candidates per selected client, d / S."
+    losses: Literal["stale", "current", "minibatch"] = "stale"
+    """Losses of the candidates: "stale" (rpow-d), "current" (pow-d) or "minibatch" (cpow-d)."""
     name: ClassVar[str] = "power_of_choice"
     description: ClassVar[str] = "clients with the largest losses among drawn candidates"
     strength: ClassVar[str] = "factor"
+
+    @property
+    def loss_reports(self):
+        """Examples of the loss of the current model; None for stale losses."""
+        reports: dict[str, LossReports] = {"current": "all", "minibatch": "minibatch"}
+        return reports.get(self.losses)
+
+    def draw_candidates(self, federation, available, count, round_index):
+        """Draw the candidates by size."""
+        num_candidates = math.ceil(self.factor * count - 1e-9)
+        return SelectionBySize().select(federation, available, num_candidates, round_index)
 
     def start(self, federation):
         """Return infinite losses."""
         return np.full(federation.num_clients, np.inf, np.float32)
 
     def select_by_losses(self, state, federation, available, count, *, durations, round_index):
-        """Draw the candidates by size, and select by loss."""
-        num_candidates = math.ceil(self.factor * count - 1e-9)
-        path = federation, available, num_candidates, round_index
-        candidates = SelectionBySize().select(*path)
+        """Select candidates by loss."""
+        candidates = self.draw_candidates(federation, available, count, round_index)
         by_loss = np.argsort(-state[candidates], kind="stable")
         return candidates[np.sort(by_loss[:count])], state
 
     def record_losses(self, state, losses):
-        """Replace the losses of the clients that took part."""
+        """Replace the losses of the clients that reported one."""
         return np.where(np.isfinite(losses), losses, state)

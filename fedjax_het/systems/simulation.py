@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from fedjax_het.core.schedule import RoundPlan, RoundPlans
+from fedjax_het.core.schedule import MeasureLosses, RoundPlan, RoundPlans
 from fedjax_het.core.work_items import Workload
 from fedjax_het.systems.availability import AvailabilityModel
 from fedjax_het.systems.base import Federation, SystemModel
@@ -41,7 +41,9 @@ class SystemSimulation:
 
     Attributes:
       has_clock: whether rounds have a duration.
-      is_adaptive: whether clients are selected by the losses of earlier rounds.
+      is_adaptive: whether clients are selected by losses.
+      loss_reports: examples on which candidates measure the loss of the current model, see
+        `AdaptiveSelection.loss_reports`.
       shortens_work: whether clients may do a part of local training.
 
     Raises:
@@ -78,22 +80,29 @@ class SystemSimulation:
         self._availability = _get_single(models, AvailabilityModel)  # type: ignore[type-abstract]
         selection = _get_single(models, ClientSelection)  # type: ignore[type-abstract]
         self._selection = selection or UniformSelection()
+        adaptive = _get_single(models, AdaptiveSelection)  # type: ignore[type-abstract]
+        self._adaptive = adaptive  # replaces `_selection`
         self._dropout = _get_single(models, Dropout)
         self._partial_work = _get_single(models, PartialWork)
         self._over_selection = _get_single(models, OverSelection)
         self._deadline = _get_single(models, Deadline)
-        self.is_adaptive = isinstance(self._selection, AdaptiveSelection)
+        self.is_adaptive = adaptive is not None
+        self.loss_reports = None if adaptive is None else adaptive.loss_reports
         has_partial_deadline = self._deadline is not None and self._deadline.late == "partial"
         self.shortens_work = self._partial_work is not None or has_partial_deadline
 
     def simulate_rounds(
-        self, get_workload: Callable[[int], Workload], num_rounds: int
+        self,
+        get_workload: Callable[[int], Workload],
+        num_rounds: int,
+        measure_losses: MeasureLosses | None = None,
     ) -> RoundPlans:
         """Yield the plans of the rounds, and receive the losses of the clients, see `RoundPlans`.
 
         Args:
           get_workload: `get_workload(round_index)`: the work of all clients in a round.
           num_rounds: number of rounds.
+          measure_losses: measures the losses of candidates (default: no candidate reports).
 
         Yields:
           The plan of each round.
@@ -101,9 +110,8 @@ class SystemSimulation:
         federation, availability, time = self._federation, self._availability, 0.0
         state = None if availability is None else availability.start(federation)
         available = np.arange(federation.num_clients)
-        selection_state = None
-        if isinstance(self._selection, AdaptiveSelection):
-            selection_state = self._selection.start(federation)
+        adaptive = self._adaptive
+        selection_state = None if adaptive is None else adaptive.start(federation)
         for r in range(num_rounds):
             start_time = time
             if availability is not None:
@@ -111,31 +119,53 @@ class SystemSimulation:
                 is_available, state = find_available(availability, state, federation, r, time)
                 available = np.flatnonzero(is_available)
             workload = get_workload(r)
+            candidates = None
+            if adaptive is not None and self.loss_reports and measure_losses is not None:
+                candidates = self._draw_candidates(adaptive, available, r)
+                reports = measure_losses(r, candidates, self.loss_reports)
+                selection_state = adaptive.record_losses(selection_state, reports)
             selected, selection_state = self._select(selection_state, workload, available, r)
             plan = self._simulate_round(workload, selected, r)
+            if candidates is not None:
+                num_receivers = len(np.union1d(candidates, selected))
+                plan = plan._replace(num_selected=num_receivers)
             if plan.seconds is not None:
                 time += plan.seconds
                 plan = plan._replace(seconds=time - start_time)
             losses = yield plan
-            if isinstance(self._selection, AdaptiveSelection) and losses is not None:
-                selection_state = self._selection.record_losses(selection_state, losses)
+            if adaptive is not None and losses is not None:
+                selection_state = adaptive.record_losses(selection_state, losses)
 
     def _select(
         self, state: Any, workload: Workload, available: np.ndarray, round_index: int
     ) -> tuple[np.ndarray, Any]:
         """Return the selected clients of a round, and the new state of the selection."""
-        federation, rates = self._federation, self._rates
-        factor = 1.0 if self._over_selection is None else self._over_selection.factor
-        count = math.ceil(federation.cohort_size * factor - 1e-9)
-        if not isinstance(self._selection, AdaptiveSelection):
+        federation, rates, count = self._federation, self._rates, self._num_selected
+        if self._adaptive is None:
             selected = self._selection.select(federation, available, count, round_index)
             return check_selected(self._selection, selected, available, count), state
         durations = self._count_transfer_seconds(workload) + rates.step_seconds * workload.num_steps
         arguments = (state, federation, available, count)
-        selected, state = self._selection.select_by_losses(
+        selected, state = self._adaptive.select_by_losses(
             *arguments, durations=durations, round_index=round_index
         )
-        return check_selected(self._selection, selected, available, count), state
+        return check_selected(self._adaptive, selected, available, count), state
+
+    def _draw_candidates(
+        self, selection: AdaptiveSelection, available: np.ndarray, round_index: int
+    ) -> np.ndarray:
+        """Return the clients that report their loss of the current model."""
+        federation = self._federation
+        arguments = (federation, available, self._num_selected, round_index)
+        candidates = selection.draw_candidates(*arguments)
+        available = available[federation.sizes[available] > 0]
+        return check_selected(selection, candidates, available, len(available))
+
+    @property
+    def _num_selected(self) -> int:
+        """Number of clients to select."""
+        factor = 1.0 if self._over_selection is None else self._over_selection.factor
+        return math.ceil(self._federation.cohort_size * factor - 1e-9)
 
     def _simulate_round(
         self, workload: Workload, selected: np.ndarray, round_index: int
@@ -269,7 +299,7 @@ def find_available(
 
 
 def check_selected(
-    selection: ClientSelection, selected: np.ndarray, available: np.ndarray, count: int
+    selection: SystemModel, selected: np.ndarray, available: np.ndarray, count: int
 ) -> np.ndarray:
     """Return the clients that a rule has selected, if they can be used.
 
@@ -310,7 +340,7 @@ def validate_combination(models: Sequence[SystemModel]) -> None:
       >>> from fedjax_het.systems import Deadline, Speed, validate_combination
       >>> validate_combination([Speed(sigma=1), Deadline(seconds=10)])
     """
-    for kind in (AvailabilityModel, ClientSelection):
+    for kind in (AvailabilityModel, ClientSelection | AdaptiveSelection):
         names = [model.name for model in models if isinstance(model, kind)]
         if len(names) > 1:
             raise ConfigError(f"system: {' and '.join(names)}: expected one of them")

@@ -55,11 +55,12 @@ def test_states_on_the_host_are_bit_equal():
     assert_results_equal(paged, device)
 
 
-def test_resume_is_bit_equal(tmp_path):
+def test_resume_is_bit_equal(eager, tmp_path):
     spec = compressed("qsgd:levels=2,error_feedback=true", rounds=9)
     whole = run_spec(spec)
     with pytest.raises(KilledError):
         run_spec(spec, output_dir=tmp_path, progress=make_killing_callback(1))
+    assert (tmp_path / "checkpoint.npz").exists()
     assert_results_equal(run_spec(spec, output_dir=tmp_path, resume=True), whole)
 
 

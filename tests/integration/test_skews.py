@@ -126,11 +126,12 @@ def test_results_do_not_depend_on_placement_and_sweep():
         assert_results_equal(result, simulate(spec), rtol=1e-4, atol=6e-3)
 
 
-def test_resume_is_bit_equal(tmp_path):
+def test_resume_is_bit_equal(eager, tmp_path):
     spec = RunSpec(**{**SETTINGS, "rounds": 6}, skew=COMBINED)
     whole = simulate(spec)
     with pytest.raises(KilledError):
         simulate(spec, output_dir=tmp_path, progress=make_killing_callback(1))
+    assert (tmp_path / "checkpoint.npz").exists()
     assert_results_equal(simulate(spec, output_dir=tmp_path, resume=True), whole)
 
 

@@ -160,7 +160,7 @@ def test_clients_without_examples_fill_no_buffer():
         assert sorted(plan.clients) == [1, 3] and plan.seconds > 0
 
 
-def test_resume_is_bit_equal(tmp_path):
+def test_resume_is_bit_equal(eager, tmp_path):
     spec = RunSpec(
         "fedbuff",
         model="mlp",
@@ -173,6 +173,7 @@ def test_resume_is_bit_equal(tmp_path):
     whole = simulate(spec)
     with pytest.raises(KilledError):
         simulate(spec, output_dir=tmp_path, progress=make_killing_callback(1))
+    assert (tmp_path / "checkpoint.npz").exists()
     assert_results_equal(simulate(spec, output_dir=tmp_path, resume=True), whole)
 
 

@@ -317,7 +317,7 @@ def test_server_epochs_follow_paper():
 
 
 @pytest.mark.slow
-def test_pretraining_is_shown_and_resumed(tmp_path):
+def test_pretraining_is_shown_and_resumed(eager, tmp_path):
     seen = []
     longer = spec(pretrain_epochs=40)
     whole = run(longer, progress=seen.append)

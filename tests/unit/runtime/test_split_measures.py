@@ -132,7 +132,7 @@ def test_gradients_see_labels_and_images():
     assert equal < measure(skew="concept:share=1")
 
 
-def test_results_have_the_measures_and_resuming_does_not_change_them(tmp_path):
+def test_results_have_the_measures_and_resuming_does_not_change_them(eager, tmp_path):
     spec = RunSpec(**DIGITS, skew="inversion:amount=1", metrics=METRICS)
     plain = simulate(RunSpec(**DIGITS, skew="inversion:amount=1"))
     result = simulate(spec, placement=Placement(lanes=2), output_dir=tmp_path / "whole")

@@ -100,7 +100,7 @@ def test_sizes_of_schedules_hold_for_every_cohort(shortens_work):
             num_steps = rng.integers(1, steps + 1) if shortens_work else None
             plans.append(RoundPlan(clients, 8, num_steps))
 
-        def start_plans(plans=plans):
+        def start_plans(measure_losses, plans=plans):
             return (plan for plan in plans)
 
         arguments = (settings, 2, lanes)
