@@ -5,18 +5,47 @@ import io
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from fedjax_het.utils.errors import ConfigError
+from fedjax_het.utils.config import Bounds
+from fedjax_het.utils.errors import ConfigError, require
 
 _NUM_THREADS = 8  # hides the latency of opening many small files
 _ORIENTATION_TAG = 0x0112  # EXIF
 _GRAY_MODES = ("1", "L", "LA", "La", "I", "F")
 _ALPHA_MODES = ("RGBA", "LA", "PA", "RGBa", "La")
 
+MAX_SIDE = 4096
+"""Largest height and width of resized images, in pixels."""
+Side = Annotated[int, Bounds(1, MAX_SIDE)]
+"""Height or width of resized images, in pixels."""
+
 _log = logging.getLogger("fedjax_het")
+
+
+def to_height_and_width(size: Any) -> tuple[int, int] | None:
+    """Return the size of resized images as height and width.
+
+    Args:
+      size: one number for both, (height, width), or None.
+
+    Returns:
+      (height, width), or None.
+
+    Raises:
+      ConfigError: for any other value.
+    """
+    if size is None:
+        return None
+    sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
+    is_valid = len(sides) == 2 and all(
+        isinstance(side, int) and not isinstance(side, bool) and 1 <= side <= MAX_SIDE
+        for side in sides
+    )
+    require(is_valid, "size", size, f"one or two numbers from 1 to {MAX_SIDE}")
+    return sides
 
 
 def decode_images(

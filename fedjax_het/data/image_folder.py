@@ -5,19 +5,18 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_het.data.array_cache import load_or_build_arrays
 from fedjax_het.data.dataset import Dataset, dataset_from_arrays
-from fedjax_het.data.image_decoding import decode_images
+from fedjax_het.data.image_decoding import Side, decode_images, to_height_and_width
 from fedjax_het.utils import env
-from fedjax_het.utils.config import Bounds, validate_arguments
+from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import ConfigError, display_name, require
 
 _IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
-_Side = Annotated[int, Bounds(1, 4096)]  # of resized images, in pixels
 _SYSTEM_FILES = {"thumbs.db", "desktop.ini"}  # of Windows; hidden files are ignored, too
 
 _CINIC10_FOLDERS = ("", "CINIC-10", "cinic-10", "cinic10")
@@ -40,7 +39,7 @@ def load_image_folder(
     path: str | os.PathLike,
     *,
     name: str | None = None,
-    size: tuple[_Side, _Side] | _Side | None = None,
+    size: tuple[Side, Side] | Side | None = None,
     color: bool = True,
     use_valid: bool = False,
     mean: Sequence[float] | None = None,
@@ -148,7 +147,7 @@ def read_image_folder(
     Raises:
       ConfigError: if the folder or an image is invalid; the message names the path.
     """
-    size = (size, size) if isinstance(size, int) else size and (size[0], size[1])
+    size = to_height_and_width(size)
     class_names = _list_class_names(root / "train")
     # The valid folder comes last, so that the option changes no position of a training image.
     splits = {"train": ["train", "valid"] if use_valid else ["train"], "test": ["test"]}

@@ -1,20 +1,18 @@
 """Folders of images in the layout `train/<class>/*` and `test/<class>/*`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
+from fedjax_het.data.image_decoding import Side
 from fedjax_het.data.image_folder import make_folder_key, read_image_folder
 from fedjax_het.data.sources.source import Content, Source
-from fedjax_het.utils.config import Bounds
-
-_Side = Annotated[int, Bounds(1, 4096)]  # in pixels
 
 
 def read_images(
     location: str,
     cache_dir: Any = None,
     *,
-    size: tuple[_Side, _Side] | _Side | None = None,
+    size: tuple[Side, Side] | Side | None = None,
     color: bool = True,
     use_valid: bool = False,
     has_user_folders: bool = False,

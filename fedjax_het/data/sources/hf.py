@@ -1,0 +1,201 @@
+"""Hugging Face data sets: downloaded by `datasets`, saved to disk, or as parquet files."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedjax_het.data.array_cache import load_or_build_arrays
+from fedjax_het.data.image_decoding import Side, to_height_and_width
+from fedjax_het.data.sources.source import FILE_ORDER, Content, Source
+from fedjax_het.data.sources.splits import TestFraction, choose_splits, divide_examples
+from fedjax_het.data.sources.tables import Columns, read_tables
+from fedjax_het.utils.errors import ConfigError
+
+_SPLIT = re.compile(r"(train|test|validation|valid|val)(?=[-_.]|$)")
+
+
+def read_hf(
+    location: str,
+    cache_dir: Any = None,
+    *,
+    image: str | None = None,
+    label: str | None = None,
+    client: str | None = None,
+    domain: str | None = None,
+    train: str = "train",
+    test: str | None = None,
+    test_fraction: TestFraction | None = None,
+    size: tuple[Side, Side] | Side | None = None,
+    config: str | None = None,
+    revision: str | None = None,
+) -> Content:
+    """Read a Hugging Face data set of labeled images.
+
+    A folder is read by pyarrow: a folder that `save_to_disk` wrote, or a folder of parquet files.
+    Another location is the name of a data set on the Hub, which the library `datasets` downloads.
+
+    Args:
+      location: a folder, a parquet file, or a name such as "uoft-cs/cifar10".
+      cache_dir: folder of decoded data sets, see `dataset_cache_folder`.
+      image: column of images. Default: "image", "img", ..., or the only column of type Image.
+      label: column of labels. Default: "label", "fine_label", ..., or the only ClassLabel.
+      client: column of clients, for the partition `natural`. Default: "client_id", "writer_id", ...
+      domain: column of domains. Default: "domain", ...
+      train: name of the training split.
+      test: name of the test split. Default: "test", or else a validation split.
+      test_fraction: fraction of the training split that is drawn as the test split.
+      size: size to which images are resized, (height, width) or one number for both, in pixels.
+      config: name of the configuration on the Hub.
+      revision: version on the Hub: a branch, a tag or a commit.
+
+    Returns:
+      `(arrays, meta)`.
+
+    Raises:
+      ConfigError: if the data cannot be found or read, or if `datasets` is needed and missing.
+    """
+    path = Path(location)
+    if path.exists():
+        tables, fingerprint = (
+            _open_folder(path) if path.is_dir() else _open_files({"train": [path]})
+        )
+    else:
+        tables, fingerprint = _download(location, config, revision)
+    train, test = choose_splits(tables, train, test, divides=test_fraction is not None)
+    columns, sides = Columns(image, label, client, domain), to_height_and_width(size)
+
+    def build() -> Content:
+        chosen = {name: tables[name]() for name in (train, test) if name is not None}
+        arrays, meta = read_tables(chosen, columns, sides)
+        if test_fraction is not None:
+            return divide_examples(arrays[train], test_fraction), meta
+        return {
+            f"{split}_{name}": array
+            for split, chosen_name in (("train", train), ("test", test))
+            for name, array in arrays[chosen_name or ""].items()
+        }, meta
+
+    inputs = repr((fingerprint, train, test, test_fraction, sides, columns))
+    digest = hashlib.sha256(inputs.encode()).hexdigest()
+    arrays, meta = load_or_build_arrays(f"hf-{digest[:16]}", digest, build, cache_dir)
+    return arrays, {**meta, "source": "hf", "order": FILE_ORDER}
+
+
+Tables = Mapping[str, Any]
+"""Functions that return `pyarrow.Table`, by the names of splits."""
+
+
+def _open_folder(folder: Path) -> tuple[Tables, str]:
+    """Return the tables of a folder, and a text that identifies them."""
+    if (folder / "dataset_dict.json").is_file():
+        names = _read_json(folder / "dataset_dict.json").get("splits", [])
+        return _open_files({name: _list_arrow_files(folder / name) for name in map(str, names)})
+    if (folder / "state.json").is_file():
+        return _open_files({"train": _list_arrow_files(folder)})
+    splits: dict[str, list[Path]] = {}
+    for path in sorted(folder.rglob("*.parquet")):
+        match = _SPLIT.match(path.name) or _SPLIT.match(path.parent.name)
+        splits.setdefault(match[1] if match else "train", []).append(path)
+    for name, paths in splits.items():
+        parents = sorted({path.parent for path in paths})
+        if len(parents) > 1:
+            raise ConfigError(
+                f"{folder} has the split {name} in {parents[0].relative_to(folder)} and "
+                f"{parents[1].relative_to(folder)}: expected the folder of one configuration"
+            )
+    if not splits:
+        raise ConfigError(
+            f"{folder} has no known format: expected a folder that `save_to_disk` wrote, or parquet "
+            "files"
+        )
+    return _open_files(splits)
+
+
+def _list_arrow_files(folder: Path) -> list[Path]:
+    files = _read_json(folder / "state.json").get("_data_files", [])
+    return [folder / Path(str(file.get("filename"))).name for file in files]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{path} cannot be read ({error})") from error
+
+
+def _open_files(splits: Mapping[str, list[Path]]) -> tuple[Tables, str]:
+    listing = []
+    for name, paths in splits.items():
+        for path in paths:
+            if not path.is_file():
+                raise ConfigError(f"no file {path}")
+            stat = path.stat()
+            listing.append((name, path.name, stat.st_size, stat.st_mtime_ns))
+    tables = {name: lambda paths=paths: _read_files(paths) for name, paths in splits.items()}
+    return tables, repr(listing)
+
+
+def _read_files(paths: list[Path]) -> Any:
+    """Return the rows of parquet or Arrow files as one `pyarrow.Table`."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    tables = []
+    for path in paths:
+        try:
+            if path.suffix == ".arrow":
+                with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
+                    tables.append(reader.read_all())
+            else:
+                tables.append(pq.read_table(path))
+        except (pa.ArrowException, OSError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ConfigError(f"{path} cannot be read ({reason})") from error
+    try:
+        return pa.concat_tables(tables)
+    except pa.ArrowException as error:
+        raise ConfigError(f"{paths[0]} and {paths[-1]} have other columns") from error
+
+
+def _download(name: str, config: str | None, revision: str | None) -> tuple[Tables, str]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ConfigError(
+            f"no folder {name}; a data set of the Hub needs `pip install 'fedjax_het[hf]'`"
+        ) from error
+    try:
+        splits = datasets.load_dataset(name, config, revision=revision)
+    except Exception as error:  # errors of the network, of the Hub and of the files
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"no folder {name}, and no data set of the Hub ({type(error).__name__}: {reason})"
+        ) from error
+    return open_hf_splits(splits), repr([(n, split._fingerprint) for n, split in splits.items()])
+
+
+def open_hf_splits(splits: Mapping[str, Any]) -> Tables:
+    """Return the tables of `datasets.Dataset` objects.
+
+    Args:
+      splits: the objects by the names of splits.
+
+    Returns:
+      Functions that return `pyarrow.Table` with types of columns, by the names of splits.
+    """
+
+    def read(split: Any) -> Any:
+        table = split.with_format("arrow")[:]
+        return table.replace_schema_metadata(split.features.arrow_schema.metadata)
+
+    return {name: lambda split=split: read(split) for name, split in splits.items()}
+
+
+SOURCE = Source(
+    "hf",
+    "hf:NAME on the Hugging Face Hub, or hf:FOLDER of save_to_disk or of parquet files",
+    read=read_hf,
+)

@@ -1,0 +1,76 @@
+"""Training and test splits of data that have splits of other names, or none."""
+
+from collections.abc import Collection
+from typing import Annotated
+
+import numpy as np
+
+from fedjax_het.data.sampling import shuffle_by_class
+from fedjax_het.utils.config import Bounds
+from fedjax_het.utils.errors import ConfigError
+
+TestFraction = Annotated[float, Bounds(0, 1, open_low=True, open_high=True)]
+_TEST_NAMES = ("test", "validation", "valid", "val")
+_SEED = 0  # never changed: another value would be another benchmark
+
+
+def choose_splits(
+    names: Collection[str], train: str = "train", test: str | None = None, *, divides: bool = False
+) -> tuple[str, str | None]:
+    """Choose the splits for training and test.
+
+    Args:
+      names: names of the splits.
+      train: name of the training split. If there is only one split, it is this one.
+      test: name of the test split. Default: "test", or else a validation split.
+      divides: whether the training split is divided, so that no test split is needed.
+
+    Returns:
+      Names of the training split and of the test split; the latter is None if `divides`.
+
+    Raises:
+      ConfigError: if a split is missing.
+    """
+    text = ", ".join(names) or "none"
+    train = next(iter(names)) if len(names) == 1 else train
+    if train not in names:
+        raise ConfigError(f"no split {train!r} (splits: {text}): expected train=SPLIT")
+    if divides:
+        return train, None
+    candidates = _TEST_NAMES if test is None else (test,)
+    chosen = next((name for name in candidates if name in names), None)
+    if chosen is None or chosen == train:
+        raise ConfigError(
+            f"no split {candidates[0]!r} for tests (splits: {text}): expected test=SPLIT, or "
+            "test_fraction=0.2 to divide the training split"
+        )
+    return train, chosen
+
+
+def divide_examples(arrays: dict[str, np.ndarray], test_fraction: float) -> dict[str, np.ndarray]:
+    """Draw test examples from all examples, with a fixed seed.
+
+    A fraction of the examples of each user is drawn, rounded; without users, of each class.
+
+    Args:
+      arrays: `images`, `labels` and optional arrays of equal length, such as `users`.
+      test_fraction: fraction of the test examples.
+
+    Returns:
+      Arrays by name, with `train_` or `test_` before the names. Examples keep their order.
+
+    Raises:
+      ConfigError: if a split would be empty.
+    """
+    rng = np.random.default_rng(_SEED)
+    names, groups = np.unique(arrays.get("users", arrays["labels"]), return_inverse=True)
+    is_test = np.zeros(len(groups), bool)
+    for members in shuffle_by_class(rng, groups, len(names)):
+        is_test[members[: round(test_fraction * len(members))]] = True
+    if is_test.all() or not is_test.any():
+        split = "training" if is_test.all() else "test"
+        raise ConfigError(
+            f"test_fraction = {test_fraction:g} leaves no {split} example: expected another one"
+        )
+    train = {f"train_{name}": array[~is_test] for name, array in arrays.items()}
+    return train | {f"test_{name}": array[is_test] for name, array in arrays.items()}
