@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedjax_het.config.run_spec import RunSpec as RunSpec
     from fedjax_het.core.optimizers import register_optimizer as register_optimizer
     from fedjax_het.data import dataset_from_arrays as dataset_from_arrays
+    from fedjax_het.data import dataset_from_object as dataset_from_object
     from fedjax_het.data import load_dataset as load_dataset
     from fedjax_het.data import load_image_folder as load_image_folder
     from fedjax_het.data import make_partition as make_partition
@@ -58,7 +59,8 @@ _NAMES_BY_MODULE = {
     "config.run_spec": ("RunSpec",),
     "core.optimizers": ("register_optimizer",),
     "data": (
-        *("load_dataset", "dataset_from_arrays", "load_image_folder", "make_partition"),
+        *("load_dataset", "dataset_from_arrays", "dataset_from_object", "load_image_folder"),
+        *("make_partition",),
         *("register_dataset", "register_partition", "register_server_source"),
     ),
     "metrics.declarations": ("MetricInfo",),

@@ -15,6 +15,7 @@ from fedjax_het.data.dataset_registry import DATASETS, DatasetSpec, load_dataset
 from fedjax_het.data.image_folder import load_image_folder
 from fedjax_het.data.mean_blocks import MeanBlocks, average_examples
 from fedjax_het.data.normalization import NORMALIZATIONS
+from fedjax_het.data.object_dataset import dataset_from_object
 from fedjax_het.data.partition import (
     Partition,
     PartitionSummary,
@@ -54,6 +55,7 @@ __all__ = [
     "average_examples",
     "compute_client_mixtures",
     "dataset_from_arrays",
+    "dataset_from_object",
     "draw_local_tests",
     "draw_withheld_examples",
     "find_parameter_name",

@@ -368,7 +368,8 @@ def _make_loader(name: str) -> Callable[..., Dataset]:
         try:
             arrays, meta = read_location(name, data_dir, cache_dir)
             facts = {fact: meta[fact] for fact in _FACTS if fact in meta}
-            return dataset_from_arrays(**{**arrays, **facts, "name": name})
+            num_classes = len(facts.get("class_names", ())) or None
+            return dataset_from_arrays(**{**arrays, **facts, "num_classes": num_classes}, name=name)
         except ConfigError as error:
             raise ConfigError(f"{display_name('dataset')} = {name!r}: {error}") from error
 

@@ -161,6 +161,9 @@ class Reached(Exception):
 
 
 DATA = make_user_dataset(class_names=("a", "b", "c"))
+ROWS = [
+    (image, int(label)) for image, label in zip(DATA.test_images, DATA.test_labels, strict=True)
+]
 LABELS = DATA.train_labels
 SPLIT = data.make_partition("iid", LABELS, 3, num_clients=4, seed=0)
 SPEC = RunSpec(dataset="user", model="mlp", partition="iid", num_clients=4, rounds=1, batch_size=8)
@@ -252,6 +255,7 @@ def make_good_calls(folder) -> dict[str, dict]:
             )
         },
         "load_image_folder": {"path": folder},
+        "dataset_from_object": {"train": ROWS, "test": ROWS},
         "load_dataset": {"name": "digits", "cache_dir": folder},
         "register_dataset": {"name": "mine", "load": lambda: DATA},
         "register_metric": {

@@ -10,8 +10,7 @@ from fedjax_het.data.image_decoding import decode_images
 from fedjax_het.data.sources.source import to_indices
 from fedjax_het.utils.errors import ConfigError
 
-# Names of columns in the order of preference.
-_CONVENTIONS = {
+CONVENTIONS = {
     "image": ("image", "img", "images", "pixel_values", "x"),
     "label": ("label", "labels", "fine_label", "target", "class", "character", "y"),
     "client": (
@@ -20,6 +19,7 @@ _CONVENTIONS = {
     ),
     "domain": ("domain", "domain_id", "style"),
 }
+"""Names of columns in the order of preference, by the kind of the column."""
 _FEATURE_TYPES = {"image": "Image", "label": "ClassLabel"}
 
 
@@ -105,7 +105,7 @@ def _find_column(
         if name not in names:
             raise ConfigError(f"{kind} = {name!r}: no such column (columns: {', '.join(names)})")
         return name
-    if (match := next((n for n in _CONVENTIONS[kind] if n in names), None)) is not None:
+    if (match := next((n for n in CONVENTIONS[kind] if n in names), None)) is not None:
         return match
     feature_type = _FEATURE_TYPES.get(kind)
     typed = [n for n in names if feature_type and features.get(n, {}).get("_type") == feature_type]

@@ -101,6 +101,16 @@ def test_folder_saved_to_disk(arrays, tmp_path, monkeypatch):
     assert len(divided.train_labels) == 16
 
 
+def test_class_without_examples(arrays, tmp_path):
+    few = {
+        **arrays,
+        "train_labels": arrays["train_labels"] % 2,
+        "test_labels": arrays["test_labels"] % 2,
+    }
+    dataset = load_dataset(f"hf:{write_parquet(tmp_path, few)}")
+    assert dataset.class_names == NAMES and dataset.num_classes == 4
+
+
 def test_columns(arrays, tmp_path):
     clients = {
         s: [f"w{i % 3}" for i in range(len(arrays[f"{s}_labels"]))] for s in ("train", "test")

@@ -1,0 +1,174 @@
+"""Data sets from Python objects: equal arrays from every kind of object."""
+
+import io
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+from support.published_files import random_splits
+
+from fedjax_het import dataset_from_arrays, dataset_from_object
+from fedjax_het.utils.errors import ConfigError
+
+ARRAYS = random_splits((5, 4, 3), 3)
+EXPECTED = dataset_from_arrays(**ARRAYS)
+NAMES = ["ant", "bee", "cat"]
+
+
+class TorchStyle:
+    """A data set as PyTorch users write it."""
+
+    def __init__(self, images, labels, classes=None):
+        self.images, self.labels = images, labels
+        if classes:
+            self.classes = classes
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, position):
+        if position >= len(self):
+            raise IndexError
+        return self.images[position], self.labels[position]
+
+
+class Subset(TorchStyle):
+    def __init__(self, dataset):
+        super().__init__(dataset.images, dataset.labels)
+        self.dataset = dataset
+
+
+class Tensor:
+    """The parts of a tensor of PyTorch that the conversion uses."""
+
+    __module__ = "torch"
+
+    def __init__(self, values):
+        self.values = np.asarray(values)
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values.astype(dtype or self.values.dtype)
+
+    ndim = property(lambda self: self.values.ndim)
+
+    def item(self):
+        return self.values.item()
+
+
+def encode(image):
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "PNG")
+    return file.getvalue()
+
+
+def make_split(kind, split, tmp_path):
+    images, labels = ARRAYS[f"{split}_images"], ARRAYS[f"{split}_labels"]
+    if kind == "pillow":
+        return TorchStyle(list(map(Image.fromarray, images)), labels.tolist(), NAMES)
+    if kind == "subset":
+        return Subset(make_split("pillow", split, tmp_path))
+    if kind == "arrays":
+        return TorchStyle(images, labels)
+    if kind == "tensors":
+        return TorchStyle(
+            [Tensor(np.moveaxis(i, -1, 0)) for i in images], list(map(Tensor, labels))
+        )
+    if kind == "dictionaries":
+        return [{"img": image, "y": label} for image, label in zip(images, labels, strict=True)]
+    if kind == "frame of files":
+        return pd.DataFrame(
+            {"image": list(map(encode, images)), "label": [NAMES[i] for i in labels]}
+        )
+    if kind == "frame of arrays":
+        return pd.DataFrame({"label": labels, "image": list(images)})
+    assert kind == "datasets"
+    datasets = pytest.importorskip("datasets")
+    features = {"photo": datasets.Image(), "label": datasets.ClassLabel(names=NAMES)}
+    content = {"photo": list(map(Image.fromarray, images)), "label": labels.tolist()}
+    return datasets.Dataset.from_dict(content, features=datasets.Features(features))
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        *(("pillow", NAMES), ("subset", NAMES), ("arrays", []), ("tensors", [])),
+        *(("dictionaries", []), ("frame of files", NAMES), ("frame of arrays", [])),
+        ("datasets", NAMES),
+    ],
+)
+def test_every_kind_gives_equal_arrays(kind, names, tmp_path):
+    train, test = (make_split(kind, split, tmp_path) for split in ("train", "test"))
+    dataset = dataset_from_object(train, test, name="mine")
+    assert dataset.digest() == EXPECTED.digest()
+    assert dataset.class_names == tuple(names) and dataset.name == "mine"
+    assert dataset.order == "rows" and dataset.source.endswith(type(train).__name__)
+    assert dataset_from_object({"train": train, "validation": test}).digest() == EXPECTED.digest()
+
+
+def test_float_tensors_have_channels_first():
+    images = [
+        Tensor(np.moveaxis(i, -1, 0).astype(np.float32) / 255) for i in ARRAYS["train_images"]
+    ]
+    rows = TorchStyle(images, ARRAYS["train_labels"])
+    dataset = dataset_from_object(rows, rows)
+    expected = (ARRAYS["train_images"] / np.float32(255)).astype(np.float32)
+    np.testing.assert_array_equal(dataset.train_images, expected)
+
+
+def test_clients_domains_and_fraction():
+    rows = [
+        (image, int(label), f"w{i % 4}", "xy"[i % 2])
+        for i, (image, label) in enumerate(
+            zip(ARRAYS["train_images"], ARRAYS["train_labels"], strict=True)
+        )
+    ]
+    dataset = dataset_from_object(
+        rows, client=2, domain=3, test_fraction=0.5, class_names=["a", "b", "c"]
+    )
+    assert dataset.num_users == 4 and dataset.domain_names == ("x", "y")
+    assert dataset.class_names == ("a", "b", "c")
+    users, counts = np.unique(dataset.test_users, return_counts=True)
+    assert users.tolist() == ["w0", "w1", "w2", "w3"] and counts.tolist() == [3] * 4
+    kept = {image.tobytes() for image in dataset.train_images}
+    tests = {image.tobytes() for image in dataset.test_images}
+    assert kept | tests == {row[0].tobytes() for row in rows} and not kept & tests
+    again = dataset_from_object(rows, client=2, domain=3, test_fraction=0.5)
+    assert again.digest() == dataset.digest()
+
+
+def test_gray_split_beside_color():
+    gray = [(Image.new("L", (4, 5), 9), 0), (Image.new("L", (4, 5), 8), 1)]
+    color = [(Image.new("RGB", (4, 5), (1, 2, 3)), 0), (Image.new("L", (4, 5), 8), 1)]
+    dataset = dataset_from_object(color, gray)
+    assert dataset.input_shape == (5, 4, 3) and (dataset.test_images[0] == 9).all()
+    assert dataset_from_object(gray, gray, size=2).input_shape == (2, 2, 1)
+
+
+IMAGE = np.zeros((2, 2), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"train": 3, "test": [(IMAGE, 0)]}, "train = 3: expected a data set with __len__"),
+        ({"train": [(IMAGE, 0)]}, "test = None: expected .* or test_fraction=0.2"),
+        ({"train": [], "test": []}, r"train = \[\]"),
+        ({"train": [IMAGE], "test": [IMAGE]}, r"train\[0\] is a ndarray: expected \(image, label"),
+        ({"train": [{"a": 1}], "test": [{"a": 1}]}, r"train has no column of images \(a\)"),
+        ({"train": [(IMAGE, 0)], "test": [(IMAGE,)]}, r"test\[0\] is a tuple"),
+        ({"train": [(IMAGE, 0), (IMAGE,)], "test": [(IMAGE, 0)]}, "train: an item lacks a column"),
+        ({"train": [(IMAGE, 0)] * 2, "test": [(IMAGE, 0)], "test_fraction": 0.5}, "test_fraction"),
+        ({"train": [(IMAGE, 0)], "test_fraction": 0.1}, "leaves no test example"),
+        ({"train": {"a": 1, "b": 2}}, "no split 'train' .splits: a, b"),
+        (
+            {"train": [(IMAGE, 0), (IMAGE[:1], 1)], "test": [(IMAGE, 0)]},
+            r"shapes \(2, 2\) and \(1, 2\)",
+        ),
+        ({"train": [(IMAGE, 0)], "test": [(IMAGE, 0)], "size": 3}, "size = .3, 3.: expected None"),
+        ({"train": [(b"x", 0)], "test": [(b"x", 0)]}, r"image train\[0\] cannot be decoded"),
+    ],
+)
+def test_unusable_objects(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        dataset_from_object(**arguments)
