@@ -9,7 +9,7 @@ from fedjax_het.data.dataset import Dataset, dataset_from_arrays
 from fedjax_het.data.image_decoding import Side, decode_images, to_height_and_width
 from fedjax_het.data.sources.hf import open_hf_splits
 from fedjax_het.data.sources.source import to_indices
-from fedjax_het.data.sources.splits import TestFraction, choose_splits, divide_examples
+from fedjax_het.data.sources.splits import TestFraction, choose_splits, join_splits
 from fedjax_het.data.sources.tables import CONVENTIONS, Columns, read_tables
 from fedjax_het.data.validation import move_channels_last, to_array
 from fedjax_het.utils.config import validate_arguments
@@ -98,12 +98,8 @@ def dataset_from_object(
         arrays, meta = read_tables(tables, names, sides)
     else:
         arrays, meta = _read_rows(splits, columns, sides, channels)
-    if is_divided:
-        joined: dict[str, Any] = divide_examples(arrays["train"], test_fraction or 0.0)
-    else:
-        joined = {
-            f"{s}_{kind}": array for s, part in arrays.items() for kind, array in part.items()
-        }
+    test_split = None if is_divided else "test"
+    joined: dict[str, Any] = join_splits(arrays, "train", test_split, test_fraction)
     kind = type(next(iter(splits.values())))
     class_names = tuple(class_names) or meta["class_names"]
     return dataset_from_arrays(

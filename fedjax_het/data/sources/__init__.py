@@ -7,7 +7,18 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 from urllib.parse import parse_qsl
 
-from fedjax_het.data.sources import cifar, domainnet_files, hf, idx, images, npz, stl10, tfds
+from fedjax_het.data.sources import (
+    cifar,
+    domainnet_files,
+    hf,
+    idx,
+    images,
+    leaf,
+    npz,
+    stl10,
+    tfds,
+    tff,
+)
 from fedjax_het.data.sources.source import Content, PublishedDataset, Source
 from fedjax_het.data.sources.tfds import describe_preparation, resolve_data_root
 from fedjax_het.utils import env
@@ -19,7 +30,7 @@ SOURCES: Registry[Source] = Registry(
     "data source",
     (
         *(tfds.SOURCE, cifar.SOURCE, idx.SOURCE, stl10.SOURCE, domainnet_files.SOURCE),
-        *(npz.SOURCE, images.SOURCE, hf.SOURCE),
+        *(npz.SOURCE, images.SOURCE, hf.SOURCE, leaf.SOURCE, tff.SOURCE),
     ),
 )
 """Sources of data by name. A folder with files of several sources is read by the first one.

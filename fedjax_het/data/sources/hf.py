@@ -1,16 +1,14 @@
 """Hugging Face data sets: downloaded by `datasets`, saved to disk, or as parquet files."""
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_het.data.array_cache import load_or_build_arrays
 from fedjax_het.data.image_decoding import Side, to_height_and_width
-from fedjax_het.data.sources.source import FILE_ORDER, Content, Source
-from fedjax_het.data.sources.splits import TestFraction, choose_splits, divide_examples
+from fedjax_het.data.sources.source import FILE_ORDER, Content, Source, list_files
+from fedjax_het.data.sources.splits import SplitArrays, TestFraction, load_splits
 from fedjax_het.data.sources.tables import Columns, read_tables
 from fedjax_het.utils.errors import ConfigError
 
@@ -64,23 +62,16 @@ def read_hf(
         )
     else:
         tables, fingerprint = _download(location, config, revision)
-    train, test = choose_splits(tables, train, test, divides=test_fraction is not None)
     columns, sides = Columns(image, label, client, domain), to_height_and_width(size)
 
-    def build() -> Content:
-        chosen = {name: tables[name]() for name in (train, test) if name is not None}
-        arrays, meta = read_tables(chosen, columns, sides)
-        if test_fraction is not None:
-            return divide_examples(arrays[train], test_fraction), meta
-        return {
-            f"{split}_{name}": array
-            for split, chosen_name in (("train", train), ("test", test))
-            for name, array in arrays[chosen_name or ""].items()
-        }, meta
+    def read(chosen: Tables) -> tuple[SplitArrays, dict[str, Any]]:
+        return read_tables(
+            {name: open_table() for name, open_table in chosen.items()}, columns, sides
+        )
 
-    inputs = repr((fingerprint, train, test, test_fraction, sides, columns))
-    digest = hashlib.sha256(inputs.encode()).hexdigest()
-    arrays, meta = load_or_build_arrays(f"hf-{digest[:16]}", digest, build, cache_dir)
+    identity = (fingerprint, sides, columns)
+    names: Any = {"train": train, "test": test, "test_fraction": test_fraction}
+    arrays, meta = load_splits("hf", tables, read, identity, cache_dir, **names)
     return arrays, {**meta, "source": "hf", "order": FILE_ORDER}
 
 
@@ -127,13 +118,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _open_files(splits: Mapping[str, list[Path]]) -> tuple[Tables, str]:
-    listing = []
-    for name, paths in splits.items():
-        for path in paths:
-            if not path.is_file():
-                raise ConfigError(f"no file {path}")
-            stat = path.stat()
-            listing.append((name, path.name, stat.st_size, stat.st_mtime_ns))
+    listing = {name: list_files(paths) for name, paths in splits.items()}
     tables = {name: lambda paths=paths: _read_files(paths) for name, paths in splits.items()}
     return tables, repr(listing)
 

@@ -1,6 +1,6 @@
 """Records of sources of data: formats in which others publish or store labeled images."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -98,6 +98,27 @@ def find_folder(root: Path, names: Sequence[str], required_file: str) -> Path | 
     """
     folders = (root / name for name in names)
     return next((folder for folder in folders if (folder / required_file).is_file()), None)
+
+
+def list_files(paths: Iterable[Path]) -> list[tuple[str, int, int]]:
+    """Return name, size and time of the last change of files, which identify their contents.
+
+    Args:
+      paths: the files.
+
+    Returns:
+      A tuple for each file.
+
+    Raises:
+      ConfigError: if a file is missing.
+    """
+    listing = []
+    for path in paths:
+        if not path.is_file():
+            raise ConfigError(f"no file {path}")
+        stat = path.stat()
+        listing.append((path.name, stat.st_size, stat.st_mtime_ns))
+    return listing
 
 
 def read_file(path: Any) -> bytes:

@@ -1,17 +1,86 @@
 """Training and test splits of data that have splits of other names, or none."""
 
-from collections.abc import Collection
-from typing import Annotated
+import hashlib
+import os
+from collections.abc import Callable, Collection, Mapping
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 
+from fedjax_het.data.array_cache import load_or_build_arrays
 from fedjax_het.data.sampling import shuffle_by_class
+from fedjax_het.data.sources.source import Content
 from fedjax_het.utils.config import Bounds
 from fedjax_het.utils.errors import ConfigError
 
 TestFraction = Annotated[float, Bounds(0, 1, open_low=True, open_high=True)]
 _TEST_NAMES = ("test", "validation", "valid", "val")
 _SEED = 0  # never changed: another value would be another benchmark
+
+
+SplitArrays = dict[str, dict[str, np.ndarray]]
+"""Arrays `images`, `labels` and others by the name of the split."""
+SplitT = TypeVar("SplitT")
+
+
+def load_splits(
+    format_name: str,
+    splits: Mapping[str, SplitT],
+    read: Callable[[Mapping[str, SplitT]], tuple[SplitArrays, dict[str, Any]]],
+    identity: Any,
+    cache_dir: str | os.PathLike | None,
+    *,
+    train: str = "train",
+    test: str | None = None,
+    test_fraction: float | None = None,
+) -> Content:
+    """Read the splits for training and test through the cache.
+
+    Args:
+      format_name: name of the source, the first part of the name of the cache file.
+      splits: locations of all splits by name.
+      read: function of the locations of some splits that returns their arrays and facts.
+      identity: object whose representation identifies the contents of the splits and the options.
+      cache_dir: folder of decoded data sets, see `dataset_cache_folder`.
+      train: name of the training split, see `choose_splits`.
+      test: name of the test split.
+      test_fraction: fraction of the training split that is drawn as the test split, or None.
+
+    Returns:
+      `(arrays, meta)`.
+
+    Raises:
+      ConfigError: if a split is missing, or if `read` raises it.
+    """
+    train, test = choose_splits(splits, train, test, divides=test_fraction is not None)
+
+    def build() -> Content:
+        arrays, meta = read({name: splits[name] for name in (train, test) if name is not None})
+        return join_splits(arrays, train, test, test_fraction), meta
+
+    text = repr((identity, train, test, test_fraction))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return load_or_build_arrays(f"{format_name}-{digest[:16]}", digest, build, cache_dir)
+
+
+def join_splits(
+    arrays: SplitArrays, train: str, test: str | None, test_fraction: float | None
+) -> dict[str, np.ndarray]:
+    """Return the arrays of both splits under one name each; see `load_splits` for the arguments.
+
+    Args:
+      arrays: arrays of the splits.
+      train: name of the training split.
+      test: name of the test split; None: the training split is divided.
+      test_fraction: fraction of the test split, for a split that is divided.
+
+    Returns:
+      Arrays by name, with `train_` or `test_` before the names.
+    """
+    if test is None:
+        return divide_examples(arrays[train], test_fraction or 0.0)
+    named = {f"train_{kind}": array for kind, array in arrays[train].items()}
+    return named | {f"test_{kind}": array for kind, array in arrays[test].items()}
 
 
 def choose_splits(

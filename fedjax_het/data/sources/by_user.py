@@ -1,0 +1,87 @@
+"""Examples that are stored by user, as in LEAF and TensorFlow Federated."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_het.data.sources.splits import SplitArrays
+from fedjax_het.utils.errors import ConfigError
+
+USER_ORDER = "user"
+"""Order of the examples by user, and as in the files for each user."""
+_TOLERANCE = 1e-3  # of a gray level: float32 represents each level to 2e-5
+
+
+class UserExamples(NamedTuple):
+    """Images `[N, H, W, C]` in 0..255 or [0, 1], and labels `[N]`, of one user."""
+
+    user: str
+    images: np.ndarray
+    labels: np.ndarray
+
+
+def join_users(splits: Mapping[str, Iterable[UserExamples]]) -> SplitArrays:
+    """Concatenate the examples of all users of each split.
+
+    Floats become uint8 if each is k / 255 for an integer k, as in FEMNIST. Equal images then have
+    equal arrays in every format. Otherwise all images become float32.
+
+    Args:
+      splits: the examples of each user, in the order of the result, by the name of the split.
+
+    Returns:
+      For each split, `images` `[N, H, W, C]`, `labels` int64 `[N]` and `users` text `[N]`.
+
+    Raises:
+      ConfigError: if a split has no example, or if shapes differ.
+    """
+    arrays = {split: _join_users(users) for split, users in splits.items()}
+    if any(part["images"].dtype != np.uint8 for part in arrays.values()):
+        for part in arrays.values():
+            part["images"] = _to_floats(part["images"])
+    return arrays
+
+
+def _join_users(users: Iterable[UserExamples]) -> dict[str, np.ndarray]:
+    """Return the arrays of one split."""
+    examples = [
+        UserExamples(u, _to_levels(images), labels) for u, images, labels in users if len(labels)
+    ]
+    if not examples:
+        raise ConfigError("no user has an example")
+    first = examples[0]
+    for user, pixels, labels in examples:
+        if len(pixels) != len(labels):
+            raise ConfigError(f"user {user!r} has {len(pixels)} images and {len(labels)} labels")
+        if pixels.shape[1:] != first.images.shape[1:]:
+            raise ConfigError(
+                f"user {user!r} has images {pixels.shape[1:]}: expected {first.images.shape[1:]} as "
+                f"user {first.user!r}"
+            )
+    images = [each.images for each in examples]
+    if any(array.dtype != np.uint8 for array in images):
+        images = [_to_floats(array) for array in images]
+    return {
+        "images": np.concatenate(images),
+        "labels": np.concatenate([each.labels for each in examples]),
+        "users": np.repeat(
+            [each.user for each in examples], [len(each.labels) for each in examples]
+        ),
+    }
+
+
+def _to_floats(images: np.ndarray) -> np.ndarray:
+    return images / np.float32(255) if images.dtype == np.uint8 else images
+
+
+def _to_levels(images: np.ndarray) -> np.ndarray:
+    """Return uint8 images if the values are levels, else float32 images."""
+    if images.dtype == np.uint8:
+        return images
+    scaled = images.astype(np.float64) * (1 if np.issubdtype(images.dtype, np.integer) else 255)
+    levels = np.rint(scaled)
+    is_exact = np.abs(scaled - levels).max() < _TOLERANCE
+    if is_exact and levels.min() >= 0 and levels.max() <= 255:
+        return levels.astype(np.uint8)
+    return images.astype(np.float32)

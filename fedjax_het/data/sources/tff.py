@@ -1,0 +1,97 @@
+"""HDF5 files of TensorFlow Federated: images by user, such as `fed_emnist_train.h5`."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedjax_het.data.sources.by_user import USER_ORDER, UserExamples, join_users
+from fedjax_het.data.sources.source import Content, Source, list_files
+from fedjax_het.data.sources.splits import SplitArrays, TestFraction, load_splits
+from fedjax_het.utils.errors import ConfigError
+
+_IMAGES, _LABELS = ("pixels", "image"), ("label",)  # FEMNIST, CIFAR-100
+
+
+def read_tff(
+    location: str,
+    cache_dir: Any = None,
+    *,
+    image: str | None = None,
+    label: str | None = None,
+    test_fraction: TestFraction | None = None,
+) -> Content:
+    """Read images by user from the HDF5 files of TensorFlow Federated.
+
+    The file has a group `examples` with a group for each user, which has an array for each column.
+
+    Args:
+      location: a file `*_train.h5` beside which there is `*_test.h5`, or the folder of both.
+      cache_dir: folder of decoded data sets, see `dataset_cache_folder`.
+      image: column of images. Default: "pixels" or "image".
+      label: column of labels. Default: "label".
+      test_fraction: fraction of each user's examples that becomes the test split, if there is no
+        file for tests.
+
+    Returns:
+      `(arrays, meta)` with users.
+
+    Raises:
+      ConfigError: if h5py is not installed, or if files or columns are missing or damaged.
+    """
+    splits = _find_files(Path(location))
+
+    def read(chosen: Mapping[str, Path]) -> tuple[SplitArrays, dict[str, Any]]:
+        return join_users({s: _iter_users(file, image, label) for s, file in chosen.items()}), {}
+
+    identity = list_files(splits.values()), image, label
+    arrays, _ = load_splits("tff", splits, read, identity, cache_dir, test_fraction=test_fraction)
+    return arrays, {"source": "tff", "order": USER_ORDER}
+
+
+def _find_files(path: Path) -> dict[str, Path]:
+    """Return the file of each split."""
+    files = sorted(path.glob("*_train.h5")) if path.is_dir() else [path]
+    if len(files) != 1:
+        names = ", ".join(file.name for file in files) or "none"
+        raise ConfigError(
+            f"{path} has the files *_train.h5: {names}; expected one, or name the file"
+        )
+    if not files[0].is_file():
+        raise ConfigError(f"no file {files[0]}")
+    test = files[0].with_name(files[0].name.replace("train", "test"))
+    return {"train": files[0]} | ({"test": test} if test != files[0] and test.is_file() else {})
+
+
+def _iter_users(path: Path, image: str | None, label: str | None) -> Iterator[UserExamples]:
+    try:
+        import h5py
+    except ImportError as error:
+        raise ConfigError("HDF5 files need `pip install 'fedjax_het[tff]'`") from error
+    try:
+        with h5py.File(path) as file:
+            for user, columns in file["examples"].items():
+                images = columns[_find_column(columns, image, _IMAGES, "image")][()]
+                labels = columns[_find_column(columns, label, _LABELS, "label")][()]
+                yield UserExamples(user, images[..., None] if images.ndim == 3 else images, labels)
+    except (OSError, KeyError, AttributeError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"{path} cannot be read ({reason}): expected a file of TensorFlow Federated"
+        ) from error
+
+
+def _find_column(columns: Any, name: str | None, names: tuple[str, ...], kind: str) -> str:
+    candidates = names if name is None else (name,)
+    if (column := next((c for c in candidates if c in columns), None)) is None:
+        raise ConfigError(
+            f"no column {' or '.join(candidates)} (columns: {', '.join(columns)}): expected "
+            f"{kind}=COLUMN"
+        )
+    return column
+
+
+SOURCE = Source(
+    "tff",
+    "tff:FILE, HDF5 files of TensorFlow Federated with images by user",
+    read=read_tff,
+)

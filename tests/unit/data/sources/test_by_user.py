@@ -1,0 +1,133 @@
+"""Examples by user: JSON files of LEAF and HDF5 files of TensorFlow Federated."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from support.published_files import assert_same_arrays, random_splits
+
+from fedjax_het import dataset_from_arrays, load_dataset
+from fedjax_het.utils.errors import ConfigError
+
+ARRAYS = random_splits((6, 6, 1), 4)
+USERS = {
+    "train": np.repeat(["f0", "f1", "f2"], [10, 5, 9]),
+    "test": np.repeat(["f0", "f2"], [4, 5]),
+}
+USERS = {f"{split}_users": users for split, users in USERS.items()}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDJAX_HET_CACHE", str(tmp_path / "cache"))
+
+
+def list_users(split):
+    """Return name, images and labels of each user."""
+    users = USERS[f"{split}_users"]
+    for name in dict.fromkeys(users.tolist()):
+        rows = users == name
+        yield name, ARRAYS[f"{split}_images"][rows], ARRAYS[f"{split}_labels"][rows]
+
+
+def write_leaf(folder, splits=("train", "test"), flatten=True):
+    """Write a file for each user, as LEAF does for each hundred users."""
+    for split in splits:
+        (folder / split).mkdir(parents=True, exist_ok=True)
+        for number, (name, images, labels) in enumerate(list_users(split)):
+            x = images.reshape(len(images), -1) if flatten else images[..., 0]
+            data = {"x": (x / 255).tolist(), "y": labels.tolist()}
+            content = {"users": [name], "num_samples": [len(labels)], "user_data": {name: data}}
+            (folder / split / f"all_data_{number}.json").write_text(json.dumps(content))
+    return folder
+
+
+def write_tff(folder, image="pixels"):
+    h5py = pytest.importorskip("h5py")
+    for split in ("train", "test"):
+        with h5py.File(folder / f"fed_emnist_{split}.h5", "w") as file:
+            for name, images, labels in list_users(split):
+                group = file.create_group(f"examples/{name}")
+                group[image] = (images[..., 0] / 255).astype(np.float32)
+                group["label"] = labels
+    return folder
+
+
+def test_both_formats_equal_arrays(tmp_path):
+    expected = dataset_from_arrays(**ARRAYS, **USERS)
+    (tmp_path / "leaf/data").mkdir(parents=True)
+    write_leaf(tmp_path / "leaf/data")
+    write_tff(tmp_path)
+    digests = {}
+    for name in (
+        *("leaf:leaf/data", "leaf:leaf", "leaf:leaf?shape=[6,6,1]"),
+        *("tff:.", "tff:fed_emnist_train.h5"),
+    ):
+        dataset = load_dataset(name, data_dir=tmp_path)
+        assert_same_arrays(dataset, ARRAYS | USERS)
+        assert (dataset.source, dataset.order) == (name.partition(":")[0], "user")
+        digests[name] = dataset.digest()
+    assert set(digests.values()) == {expected.digest()}
+    write_leaf(tmp_path / "rows", flatten=False)
+    assert load_dataset("leaf:rows", data_dir=tmp_path).digest() == expected.digest()
+
+
+def test_division_by_user(tmp_path):
+    write_leaf(tmp_path, ["train"])
+    with pytest.raises(
+        ConfigError, match=r"^dataset = 'leaf:.*no split 'test'.*test_fraction=0\.2"
+    ):
+        load_dataset(f"leaf:{tmp_path}")
+    dataset = load_dataset(f"leaf:{tmp_path}?test_fraction=0.4")
+    users, counts = np.unique(dataset.test_users, return_counts=True)
+    assert users.tolist() == ["f0", "f1", "f2"] and counts.tolist() == [4, 2, 4]
+
+
+def test_other_pixels_stay_floats(tmp_path):
+    write_leaf(tmp_path)
+    path = tmp_path / "train/all_data_1.json"
+    content = json.loads(path.read_text())
+    content["user_data"]["f1"]["x"][0][0] = 0.123
+    path.write_text(json.dumps(content))
+    dataset = load_dataset(f"leaf:{tmp_path}")
+    assert dataset.train_images.dtype == dataset.test_images.dtype == np.float32
+    np.testing.assert_allclose(dataset.train_images[10, 0, 0, 0], 0.123, rtol=1e-6)
+    np.testing.assert_allclose(dataset.test_images * 255, ARRAYS["test_images"], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"x": ["a text"], "y": ["b"]}, "x and y of user 'f1' are <U6 and <U1: expected lists"),
+        ({"x": [[0.5] * 36], "y": [0, 1]}, "user 'f1' has 1 images and 2 labels"),
+        ({"x": [[0.5] * 49], "y": [0]}, r"user 'f1' has images \(7, 7, 1\): expected \(6, 6, 1\)"),
+        ({"x": [[0.5] * 7], "y": [0]}, r"images of 7 pixels: expected shape=\[H,W,C\]"),
+        ({"x": [[0.5], [0.5, 1]], "y": [0, 1]}, "x or y of user 'f1' are no arrays"),
+        ({"y": [0]}, "cannot be read .KeyError: 'x'.: expected users and user_data"),
+        (None, "cannot be read"),
+    ],
+)
+def test_unusable_json(data, message, tmp_path):
+    write_leaf(tmp_path)
+    text = "{" if data is None else json.dumps({"users": ["f1"], "user_data": {"f1": data}})
+    (tmp_path / "train/all_data_1.json").write_text(text)
+    with pytest.raises(ConfigError, match=rf"^dataset = 'leaf:.*{message}"):
+        load_dataset(f"leaf:{tmp_path}")
+
+
+def test_unusable_hdf5(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"^dataset = 'tff:.*has the files \*_train\.h5: none"):
+        load_dataset(f"tff:{tmp_path}")
+    with pytest.raises(ConfigError, match=r"no file .*none\.h5"):
+        load_dataset(f"tff:{tmp_path}/none.h5")
+    write_tff(tmp_path, image="photo")
+    with pytest.raises(ConfigError, match=r"no column pixels or image \(columns: label, photo\)"):
+        load_dataset(f"tff:{tmp_path}")
+    assert load_dataset(f"tff:{tmp_path}?image=photo").num_users == 3
+    (tmp_path / "fed_emnist_test.h5").write_bytes(b"no HDF5")
+    with pytest.raises(ConfigError, match=r"fed_emnist_test\.h5 cannot be read"):
+        load_dataset(f"tff:{tmp_path}?image=photo")
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(ConfigError, match=r"fedjax_het\[tff\]"):
+        load_dataset(f"tff:{tmp_path}?image=photo")
