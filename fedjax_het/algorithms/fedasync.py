@@ -42,7 +42,9 @@ def fedasync(
 
     Defaults from the paper's experiments: alpha 0.6, rho 0.005, and a polynomial weight with a =
     0.5. The server discards a model with a staleness above `max_staleness`. The paper draws the
-    staleness uniformly; here it follows from the clients' speeds.
+    staleness uniformly; here it follows from the clients' speeds. `staleness_exponent` 0 is the
+    paper's constant weight. The paper's hinge weight, 1 / (a (tau_k - b) + 1) above a staleness of
+    b, is left out: FedAsync and FedBuff share one weight.
 
     Traffic: one model down, one up. State: `max_staleness` + 1 models on the server. Cost: the
     training of one client in a round, which occupies one lane.
@@ -70,7 +72,7 @@ def fedasync(
 SPEC = AlgorithmSpec(
     "fedasync",
     fedasync,
-    "Asynchronous mixing of each client's model (Xie et al., 2019)",
+    "asynchronous mixing of each client's model (Xie et al., 2019)",
     title="FedAsync",
     paper="Xie et al., 2019, arXiv:1903.03934",
     options=AsynchronousOptions,

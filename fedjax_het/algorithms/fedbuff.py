@@ -44,7 +44,7 @@ def fedbuff(training: LocalTraining, plan: ExecutionPlan, options: FedBuffOption
     without examples never train.
 
     Defaults: a = 0.5 as in the paper. The paper has a buffer of 10 for 1,000 clients that train at
-    a time.
+    a time. Its Algorithm 1 discards no update; the limit here bounds the models on the server.
 
     Traffic: one model down, one up. State: `max_staleness` + 1 models on the server. Cost: FedAvg's
     with `buffer_size` clients in a round.
@@ -67,7 +67,7 @@ def fedbuff(training: LocalTraining, plan: ExecutionPlan, options: FedBuffOption
 SPEC = AlgorithmSpec(
     "fedbuff",
     fedbuff,
-    "Asynchronous FedAvg with a buffer of updates (Nguyen et al., 2022)",
+    "asynchronous FedAvg with a buffer of updates (Nguyen et al., 2022)",
     title="FedBuff",
     paper="Nguyen et al., AISTATS 2022, arXiv:2106.06639",
     options=FedBuffOptions,

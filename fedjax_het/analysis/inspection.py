@@ -1,8 +1,9 @@
 """Descriptions of methods, data sets, partitions, networks and other entries, and their lists."""
 
 import functools
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedjax_het.algorithms import METHODS, get_algorithm_spec, get_possible_bases
 from fedjax_het.analysis.overview import format_setting_value
@@ -17,7 +18,7 @@ from fedjax_het.data import DATASETS, PARTITIONS, SERVER_SOURCES
 from fedjax_het.data.sources import SOURCES
 from fedjax_het.metrics.registry import METRICS
 from fedjax_het.nn import NETWORKS
-from fedjax_het.skews import SKEWS
+from fedjax_het.skews import PARTITION_SKEWS, SKEWS
 from fedjax_het.systems import SYSTEMS
 from fedjax_het.utils.config import (
     HyperParameter,
@@ -27,7 +28,7 @@ from fedjax_het.utils.config import (
     validate_arguments,
 )
 from fedjax_het.utils.errors import ConfigError, require_name
-from fedjax_het.utils.registry import LIST_COMMAND, REQUIRED, Registry
+from fedjax_het.utils.registry import LIST_COMMAND, REQUIRED, format_entry
 from fedjax_het.utils.text import make_html_table
 
 
@@ -147,6 +148,38 @@ def _describe_kind(setting: str, kind: Any) -> Iterator[str]:
     yield f"options (--{setting} {kind.name}:NAME=VALUE):"
     for name, (words, text) in document_fields(kind.make).items():
         yield f"  {name} = {defaults[name]}: {words}. {text}"
+
+
+class PartitionSkewEntry(NamedTuple):
+    """Entry of a partition that the setting `skew` accepts by another name."""
+
+    name: str
+    "Word that names the partition in the setting `skew`."
+    description: str
+    "One line for `fedjax-het list`."
+    partition: str
+    "Name of the partition."
+
+    def __repr__(self) -> str:
+        return format_entry(self)
+
+
+def _make_partition_skews() -> dict[str, PartitionSkewEntry]:
+    entries = {}
+    for name, partition in PARTITION_SKEWS.items():
+        text = PARTITIONS[partition].description
+        entries[name] = PartitionSkewEntry(name, text[0].lower() + text[1:], partition)
+    return entries
+
+
+def _describe_skew(entry: Any) -> Iterator[str]:
+    if not isinstance(entry, PartitionSkewEntry):
+        yield from _describe_kind("skew", entry)
+        return
+    parameters = PARTITIONS[entry.partition].parameters
+    options = f"; options (--skew {entry.name}:NAME=VALUE):" if parameters else ""
+    yield f"the partition {entry.partition}{options}"
+    yield from _describe_parameters(parameters)
 
 
 def _describe_optimizer(optimizer: Any) -> Iterator[str]:
@@ -306,12 +339,12 @@ def format_by_protocol(values: Mapping[str, Any], default: Mapping[str, Any] = {
     return ", ".join(f"{protocol} {text}" for protocol, text in texts.items())
 
 
-REGISTRIES: dict[str, tuple[Registry[Any], Callable[[Any], Iterable[str]]]] = {
+REGISTRIES: dict[str, tuple[Mapping[str, Any], Callable[[Any], Iterable[str]]]] = {
     "methods": (METHODS, _describe_method),
     "data sets": (DATASETS, lambda dataset: ()),
     "data sources": (SOURCES, lambda source: _describe_parameters(source.options)),
     "partitions": (PARTITIONS, lambda scheme: _describe_parameters(scheme.parameters)),
-    "skews": (SKEWS, functools.partial(_describe_kind, "skew")),
+    "skews": (ChainMap(SKEWS, _make_partition_skews()), _describe_skew),
     "systems": (SYSTEMS, functools.partial(_describe_kind, "system")),
     "networks": (NETWORKS, lambda network: _describe_parameters(network.options)),
     "server's examples": (SERVER_SOURCES, lambda source: _describe_parameters(source.options)),

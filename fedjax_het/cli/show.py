@@ -15,25 +15,23 @@ KINDS = {title.replace("data ", "data").split()[-1]: title for title in REGISTRI
 
 @dataclass(frozen=True)
 class ListCommand:
-    """Print the names of all methods, data sets, partitions, networks and other entries.
+    """Print the names of all methods, data sets, partitions, skews, systems and other entries.
 
-    The other entries are sources of the server's examples, metrics, local optimizers and learning
-    rate schedules. Example: fedjax-het list methods partitions
+    Example: fedjax-het list methods partitions
     """
 
     kinds: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Kinds of entries: methods, datasets, partitions, networks, examples, metrics, optimizers,
-    schedules (default: all kinds)."""
+    """Kinds of entries: methods, datasets, datasources, partitions, skews, systems, networks,
+    examples (of the server), compressors, metrics, optimizers, schedules (default: all kinds)."""
     json: bool = False
     """Print one JSON object: for each kind, the descriptions by name."""
 
 
 @dataclass(frozen=True)
 class ShowCommand:
-    """Print the options of methods, data sets, partitions, networks and other entries.
+    """Print the options of methods, data sets, partitions, skews, systems and other entries.
 
-    The other entries are sources of the server's examples, local optimizers and learning rate
-    schedules. The description of a method contains its paper, options, presets, hyperparameters
+    The description of a method contains its paper, options, presets, hyperparameters
     with range and default, base methods, and settings by protocol. Example: fedjax-het show fedamp
     convnet
     """

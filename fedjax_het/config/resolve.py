@@ -361,13 +361,13 @@ def _resolve_system(raw: RunSettings, method: AlgorithmSpec) -> RunSettings:
     for model in models:
         reads_training = isinstance(model, PartialWork | AdaptiveSelection)
         reads_training |= isinstance(model, Deadline) and model.late == "partial"
-        expected = f"no {model.name}: clients of {method.name} condense data instead of training"
+        expected = f"another kind: clients of {method.name} condense data instead of training"
         is_valid = method.trains_locally or not reads_training
-        require(is_valid, "system", raw.system, expected)
+        require(is_valid, "system", model.name, expected)
         counts_epochs = isinstance(model, PartialWork) and model.unit == "epochs"
         expected = "partial_work:unit=steps with local_steps"
         is_valid = raw.local_steps is None or not counts_epochs
-        require(is_valid, "system", raw.system, expected)
+        require(is_valid, "system", model.name, expected)
     for model in models:
         if isinstance(model, TraceModel):
             settings[f"{model.name}.digest"] = model.compute_digest()

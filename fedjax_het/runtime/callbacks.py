@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 
 from fedjax_het.algorithms.base import InitialTraffic, Traffic
@@ -28,6 +27,7 @@ from fedjax_het.runtime.history import CALLBACK, EarlyStop, build_traffic_curves
 from fedjax_het.runtime.result_builder import build_model_getter, compute_result_digest
 from fedjax_het.runtime.result_display import name_data
 from fedjax_het.runtime.results import Result
+from fedjax_het.runtime.schedules import compute_traffic
 from fedjax_het.runtime.trained_model import TrainedModel
 from fedjax_het.utils.config import validate
 from fedjax_het.utils.text import to_one_line
@@ -171,7 +171,12 @@ class CallbackRunner:
         group_state, run = self._group_state, self._group_state.prepared_runs[i]
         if i not in self._traffic:  # the last to be stored: a signal may come between
             self._digests[i] = compute_result_digest(group_state, i)
-            self._traffic[i] = self._compute_traffic(i)
+            program = group_state.group.program
+            traffic_per_client = compute_traffic(
+                program.algorithm, program.signature.training, run.hp
+            )
+            initial_traffic = program.algorithm.initial_traffic(run.federation_data)
+            self._traffic[i] = (traffic_per_client, initial_traffic)
         done, before = group_state.count_rounds_completed(i), self._rounds_reported.get(i, 0)
         work_counts = run.scheduler.work_counts
         traffic = build_traffic_curves(work_counts, *self._traffic[i], group_state.total_rounds)
@@ -195,18 +200,6 @@ class CallbackRunner:
             _get_model=lambda client: self._get_model(i, result, client),
             _request_stop=lambda reason: self._stop_run(i, reason),
         )
-
-    def _compute_traffic(self, i: int) -> tuple[Traffic, InitialTraffic]:
-        """Return the bytes up and down of each client, as the result counts them."""
-        group_state, run = self._group_state, self._group_state.prepared_runs[i]
-        algorithm = group_state.group.program.algorithm
-        traffic: list[Traffic] = []
-        axis = 1 if group_state.group.runs_parallel else 0
-        shapes = jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct(a.shape[axis:], a.dtype), group_state.state
-        )
-        jax.eval_shape(lambda state: traffic.append(algorithm.traffic(run.hp, state)), shapes)
-        return traffic[0], algorithm.initial_traffic(run.federation_data)
 
     def _get_model(self, i: int, result: Result | None, client: int | None) -> TrainedModel:
         if result is not None:

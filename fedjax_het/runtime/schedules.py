@@ -38,7 +38,7 @@ from fedjax_het.systems import (
     SystemSimulation,
 )
 from fedjax_het.utils.arrays import make_key
-from fedjax_het.utils.errors import ConfigError, require
+from fedjax_het.utils.errors import ConfigError, display_name, require
 
 
 def bind_scheduler(
@@ -188,7 +188,7 @@ def require_fixed_selection(spec: RunSpec, caller: str) -> None:
     for model in SYSTEM_SETTING.parse(spec.system):
         if isinstance(model, AdaptiveSelection):
             raise ConfigError(
-                f"system {model.name}: expected clients that are selected without losses, which "
+                f"{display_name('system')} {model.name}: expected clients that are selected without losses, which "
                 f"{caller} does not record"
             )
 

@@ -13,7 +13,7 @@ from fedjax_het.systems.devices import DeviceModel, Speed
 from fedjax_het.systems.participation import Deadline, OverSelection
 from fedjax_het.systems.selection import AdaptiveSelection
 from fedjax_het.systems.simulation import SystemSimulation, check_selected, find_available
-from fedjax_het.utils.errors import ConfigError, require
+from fedjax_het.utils.errors import ConfigError, display_name, require
 
 _MAX_DROPOUT = 0.999  # the simulation draws 1 / (1 - probability) starts per update
 
@@ -74,7 +74,9 @@ class AsynchronousSimulation(SystemSimulation):
         super().__init__(models, federation, can_train_partly=can_train_partly)
         for model in models:
             if isinstance(model, Deadline | OverSelection | AdaptiveSelection):
-                raise ConfigError(f"system {model.name}: expected a method with synchronous rounds")
+                raise ConfigError(
+                    f"{display_name('system')} {model.name}: expected a method with synchronous rounds"
+                )
         probability = 0.0 if self._dropout is None else self._dropout.probability
         is_valid = probability <= _MAX_DROPOUT
         expected = f"at most {_MAX_DROPOUT}: the server waits for updates"

@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_het.systems.base import Federation, SystemModel
 from fedjax_het.systems.traces import TraceModel, draw_devices, read_trace
 from fedjax_het.utils.config import PositiveFloat, UnitInterval
-from fedjax_het.utils.errors import ConfigError
+from fedjax_het.utils.errors import ConfigError, display_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +195,7 @@ class AvailabilityTrace(TraceModel, AvailabilityModel):
         if len(rows := np.flatnonzero(table["end"] <= table["start"])):
             start, end = (f"{table[name].iloc[rows[0]]:g}" for name in ("start", "end"))
             raise ConfigError(
-                f"system {self.name}:path = {self.path!r}: row {rows[0] + 1} has start {start}, "
+                f"{display_name('system')} {self.name}:path = {self.path!r}: row {rows[0] + 1} has start {start}, "
                 f"end {end}: expected an end after the start"
             )
         names, device_ids = np.unique(table["device"], return_inverse=True)

@@ -53,13 +53,19 @@ class Oort(AdaptiveSelection):
     at least `cutoff` times the score of the best client of rank (1 - epsilon) S. The other clients
     take part for the first time. Epsilon decays from `exploration` to `min_exploration`.
 
-    Rules without a value in the paper are the rules of FedScale (`thirdparty/oort/oort.py`). T is a
-    percentile of the clients' durations. The pacer raises it if the utility of `pacer_rounds`
+    Defaults of the paper: `alpha`, `exploration`, `decay`, `min_exploration` and `pacer_rounds`
+    (Section 7.1), `cutoff` and `clip` (Section 4.4). FedScale (`thirdparty/oort/oort.py`,
+    `config_parser.py`) has a smallest epsilon of 0.3, a clip of 0.9 and a cut-off of 0.05. It sets
+    the other defaults: `preferred`, `pacer_step` and `window`.
+
+    The pacer and the draw of new clients follow FedScale. T is a percentile of the clients'
+    durations. The pacer raises it if the utility of `pacer_rounds`
     rounds differs by at most 10 % from the rounds before, and lowers it after a change by a factor
     of 5. New clients are drawn in proportion to their size with the same penalty, among the best
     `window` times their number.
 
-    Departures: the run records the mean loss of each client, and the root of the mean square is
+    Departures: Algorithm 1 raises T by a constant if the utility falls, and draws new clients by
+    speed alone. The run records the mean loss of each client, and the root of the mean square is
     replaced by it. Utilities are scaled over the clients that took part; FedScale includes the
     sizes of new clients. Durations are known before the first participation. A cohort that lacks
     new clients is filled with other clients. By default there is no blacklist, as in FedScale; the

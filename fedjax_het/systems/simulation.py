@@ -18,7 +18,7 @@ from fedjax_het.systems.base import Federation, SystemModel
 from fedjax_het.systems.devices import DeviceModel, DeviceRates
 from fedjax_het.systems.participation import Deadline, Dropout, OverSelection, PartialWork
 from fedjax_het.systems.selection import AdaptiveSelection, ClientSelection, UniformSelection
-from fedjax_het.utils.errors import ConfigError
+from fedjax_het.utils.errors import ConfigError, display_name
 
 ModelT = TypeVar("ModelT", bound=SystemModel)
 
@@ -265,7 +265,7 @@ def _check_rates(device: DeviceModel, rates: DeviceRates, num_clients: int) -> N
         is_valid = array.shape == (num_clients,) and np.isfinite(array).all() and (array >= 0).all()
         if not is_valid:
             raise ConfigError(
-                f"system {device.name!r}: add_times returned {name} of shape {array.shape}: expected "
+                f"{display_name('system')} {device.name!r}: add_times returned {name} of shape {array.shape}: expected "
                 f"{num_clients} finite numbers >= 0"
             )
 
@@ -292,7 +292,7 @@ def find_available(
     array = np.asarray(is_available)
     if array.shape != (federation.num_clients,) or array.dtype != bool:
         raise ConfigError(
-            f"system {availability.name!r}: find_available returned {array.dtype} of shape "
+            f"{display_name('system')} {availability.name!r}: find_available returned {array.dtype} of shape "
             f"{array.shape}: expected {federation.num_clients} booleans"
         )
     return array, state
@@ -320,7 +320,7 @@ def check_selected(
     is_valid = is_valid and len(np.unique(array)) == len(array) <= count
     if not is_valid or not np.isin(array, available).all():
         raise ConfigError(
-            f"system {selection.name!r}: the selected clients are {array.tolist()!r:.100}: expected at "
+            f"{display_name('system')} {selection.name!r}: the selected clients are {array.tolist()!r:.100}: expected at "
             f"most {count} distinct ids of the {len(available)} available clients"
         )
     return array.astype(np.int64)
@@ -343,13 +343,17 @@ def validate_combination(models: Sequence[SystemModel]) -> None:
     for kind in (AvailabilityModel, ClientSelection | AdaptiveSelection):
         names = [model.name for model in models if isinstance(model, kind)]
         if len(names) > 1:
-            raise ConfigError(f"system: {' and '.join(names)}: expected one of them")
+            raise ConfigError(
+                f"{display_name('system')}: {' and '.join(names)}: expected one of them"
+            )
     names = [model.name for model in models if isinstance(model, DeviceModel)]
     if "device_trace" in names and len(names) > 1:
-        raise ConfigError(f"system: {' and '.join(names)}: expected device_trace alone")
+        raise ConfigError(
+            f"{display_name('system')}: {' and '.join(names)}: expected device_trace alone"
+        )
     for model in models:
         if model.needs_clock and not names:
             raise ConfigError(
-                f"system {model.name}: expected speed, bandwidth or device_trace beside it, which "
+                f"{display_name('system')} {model.name}: expected speed, bandwidth or device_trace beside it, which "
                 "give rounds a duration"
             )

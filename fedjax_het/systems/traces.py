@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fedjax_het.systems.base import SystemModel
-from fedjax_het.utils.errors import ConfigError
+from fedjax_het.utils.errors import ConfigError, display_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class TraceModel(SystemModel):
           ConfigError: if the file is missing and its digest unknown, and if the file has another
             digest than the settings.
         """
-        prefix = f"system {self.name}:path = {self.path!r}"
+        prefix = f"{display_name('system')} {self.name}:path = {self.path!r}"
         if not os.path.isfile(self.path):
             if self.digest:
                 return self.digest
@@ -62,7 +62,7 @@ def read_trace(
       ConfigError: if the file is missing, has another digest than the settings, lacks a column, or
         has a value that is no number above 0 or an empty text. A start may be 0.
     """
-    prefix = f"system {owner.name}:path = {owner.path!r}"
+    prefix = f"{display_name('system')} {owner.name}:path = {owner.path!r}"
     owner.compute_digest()
     try:
         text_columns = dict.fromkeys(labels, str)

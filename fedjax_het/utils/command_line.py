@@ -251,7 +251,8 @@ def _convert_words(option: Option, occurrences: _Occurrences, count_hint: str) -
         ok = may_be_empty or (word != "" and "\0" not in word)
         require(ok, flag, word, "a value that is not empty")
     if option.convert is not None:
-        return option.convert(words)
+        with display_names({option.name: flag}):
+            return option.convert(words)
     if get_origin(annotation) is dict:
         pairs: dict[str, str] = {}
         for word in words:

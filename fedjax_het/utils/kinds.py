@@ -185,6 +185,9 @@ class KindSetting(Generic[KindT]):
             raise make_value_error(self.name, value, self._expected)
         settings: dict[str, Any] = {}
         for item in value:
+            if isinstance(item, list | tuple):
+                expected = f"one list of {self.name}s; a sweep has several values of a field"
+                raise make_value_error(self.name, value, f"{expected}, as in 'kind:field=1,2'")
             if not isinstance(item, str | self.base):
                 raise make_value_error(self.name, item, self._expected)
             fields = self._parse_text(item) if isinstance(item, str) else _to_fields(item)

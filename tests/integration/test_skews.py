@@ -210,6 +210,7 @@ def test_forms_of_the_setting_are_equal():
         (["label:alpha=0.1", "domain"], "skew = .*expected one kind of partition"),
         ("permutation:levels=ramp", "levels = 'ramp': expected groups"),
         (3, "skew = 3: expected a list of skews"),
+        ([["noise"], ["blur"]], r"skew = .*'blur'\]\]: expected one list of skews; a sweep"),
         ("color", "skew color = .*: expected images of three channels"),
     ],
 )

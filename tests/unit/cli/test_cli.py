@@ -15,11 +15,13 @@ from fedjax_het import ConfigError, RunSpec, dataset_from_arrays, simulate
 from fedjax_het.algorithms import METHODS
 from fedjax_het.cli import COMMANDS, _parse_command, main
 from fedjax_het.cli.options import list_help_options
+from fedjax_het.cli.show import KINDS
 from fedjax_het.config.protocols import PROTOCOLS
 from fedjax_het.core.lr_schedules import LR_SCHEDULES
 from fedjax_het.core.optimizers import OPTIMIZERS
 from fedjax_het.data import DATASETS, PARTITIONS
 from fedjax_het.nn import NETWORKS
+from fedjax_het.skews import PARTITION_SKEWS, SKEWS
 from fedjax_het.utils.command_line import get_options
 from fedjax_het.utils.console import count_repeated_warnings, log_to_stderr
 
@@ -126,6 +128,8 @@ BAD = {
     "unknown method": ("--algorithm fedavgg", "did you mean 'fedavg'"),
     "unknown data": ("--dataset fashion", "fashion_mnist"),
     "unknown partition": ("--partition dirichlett", "did you mean 'dirichlet'"),
+    "system without rounds' duration": ("--system deadline", "--system deadline: expected speed"),
+    "field of a skew": ("--skew noise:std", "--skew = 'noise:std': expected noise:field=value"),
     "unknown network": ("--model convnett", "did you mean 'convnet'"),
     "unknown hp": ("--hp proxmu=1", "--hp = 'proxmu'"),
     "unknown option": ("--algorithm scaffold --option opt=I", "did you mean 'option'"),
@@ -444,6 +448,14 @@ def test_list_and_show_print_json(capsys):
     for command in ("show", "describe"):
         assert main([command, "fedprox", "--json"]) == 0
         assert "prox_mu" in json.loads(capsys.readouterr().out)["fedprox"]
+    assert main(["list", "skews", "--json"]) == 0
+    assert {*PARTITION_SKEWS, *SKEWS} == json.loads(capsys.readouterr().out)["skews"].keys()
+    assert main(["show", "label_quantity"]) == 0
+    assert "partition classes_per_client; options (--skew label_q" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["list", "--help"])
+    words = capsys.readouterr().out.replace(",", " ").split()
+    assert {*KINDS} <= {*words}
     assert main(["list", "methds"]) == 2
     assert "did you mean 'methods'?" in capsys.readouterr().err
 
