@@ -7,7 +7,7 @@ computes them without a run. They do not depend on lanes or devices beyond round
 import dataclasses
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -41,10 +41,14 @@ from fedjax_het.runtime.trained_model import load_initial_model
 from fedjax_het.utils.arrays import fetch_to_host
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import require
+from fedjax_het.utils.io import digest_arrays
 
 if TYPE_CHECKING:
     import pandas as pd
 
+MAX_STORED = 64
+"""Number of results that a process stores for further runs with an equal split."""
+_STORED: dict[tuple, Any] = {}
 MAX_LANES = 8
 """Number of clients whose gradients are computed in parallel."""
 
@@ -191,6 +195,8 @@ def measure_assignment(
 ) -> SplitMeasures:
     """Measure the heterogeneity of assigned data.
 
+    Runs of a process with an equal split, such as a sweep over methods, share one computation.
+
     Args:
       assignment: the data of the clients.
       signature: the static choices of the run.
@@ -216,14 +222,18 @@ def measure_assignment(
     shares = partition.sizes / partition.sizes.sum()
     values: dict[str, float] = {}
     if "feature_distance" in metrics:
-        distances = _measure_features(assignment)
+        split = _digest_split(assignment)
+        distances = _compute_once(split, lambda: _measure_features(assignment)).copy()
         client_values["feature_distance"] = distances
         values["feature_distance"] = float(shares @ np.where(has_examples, distances, 0))
         values["feature_distance_max"] = float(np.nanmax(distances))
     if "gradient_dissimilarity" in metrics:
-        squared_norm, squared_norms, squared_distances = _measure_gradients(
-            assignment, signature, variables
-        )
+        measure = functools.partial(_measure_gradients, assignment, signature, variables)
+        spec, key = assignment.spec, None
+        if variables is None:  # the seed draws the model
+            task = signature.training.task
+            key = (*_digest_split(assignment), task, spec.seed, spec.batch_size)
+        squared_norm, squared_norms, squared_distances = _compute_once(key, measure)
         client_values["gradient_norm"] = mask(np.sqrt(squared_norms))
         client_values["gradient_distance"] = mask(np.sqrt(squared_distances))
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -231,6 +241,29 @@ def measure_assignment(
         values["gradient_variance"] = float(shares @ squared_distances)
     summary = assignment.summarize_partition()
     return SplitMeasures(summary, partition.sizes, values, client_values)
+
+
+def _digest_split(assignment: DataAssignment) -> tuple[str, ...]:
+    """Return digests of the examples of each client, as the client sees them."""
+    features = assignment.skew.features
+    leaves = jax.tree.leaves([arrays for _, arrays in features])
+    arrays = {"labels": assignment.client_dataset.train_labels}
+    arrays |= {f"skew {i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
+    seed = assignment.spec.partition_seed
+    constants = {"skews": [repr(skew) for skew, _ in features], "partition_seed": seed}
+    digest = digest_arrays(arrays, constants)
+    return assignment.dataset.digest(), assignment.partition.digest(), digest
+
+
+def _compute_once(key: tuple | None, compute: Callable[[], Any]) -> Any:
+    """Return the stored result of a key, or compute it; None: compute it in any case."""
+    if key is None:
+        return compute()
+    if key not in _STORED:
+        if len(_STORED) >= MAX_STORED:
+            del _STORED[next(iter(_STORED))]
+        _STORED[key] = compute()
+    return _STORED[key]
 
 
 def _measure_features(assignment: DataAssignment) -> np.ndarray:
@@ -283,5 +316,6 @@ def _build_gradient_program(task: Task, num_clients: int) -> tuple[ExecutionPlan
 
 
 def clear_programs() -> None:
-    """Drop the programs of all networks."""
+    """Drop the programs of all networks, and stored results."""
     _build_gradient_program.cache_clear()
+    _STORED.clear()

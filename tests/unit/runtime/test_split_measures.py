@@ -16,6 +16,7 @@ from fedjax_het import (
     sweep,
 )
 from fedjax_het.data import partition_from_clients
+from fedjax_het.runtime import split_measures
 from fedjax_het.runtime.results import Result
 
 RNG = np.random.default_rng(0)
@@ -148,6 +149,39 @@ def test_results_have_the_measures_and_resuming_does_not_change_them(eager, tmp_
     loaded = Result.load(next((tmp_path / "whole").glob("*.json")))
     for name, values in measures.client_values.items():
         np.testing.assert_array_equal(loaded.artifacts[f"split_{name}"], values)
+
+
+def test_runs_with_an_equal_split_share_the_measures(monkeypatch):
+    split_measures.clear_programs()
+    calls = {"_measure_features": 0, "_measure_gradients": 0}
+
+    def count(name):
+        function = getattr(split_measures, name)
+
+        def counted(*arguments):
+            calls[name] += 1
+            return function(*arguments)
+
+        monkeypatch.setattr(split_measures, name, counted)
+
+    for name in calls:
+        count(name)
+    specs = [
+        RunSpec(**{**DIGITS, **changes})
+        for changes in (
+            {"skew": "noise:std=0.5"},
+            {"skew": "noise:std=0.5", "algorithm": "fedprox"},
+            {"skew": "noise:std=0.5", "seed": 1, "partition_seed": 0},
+            {"skew": "noise:std=0.4"},
+            {"skew": "noise:std=0.5", "partition_seed": 5},
+        )
+    ]
+    values = [measure_split(spec).values for spec in specs]
+    assert values[0] == values[1] and calls == {"_measure_features": 3, "_measure_gradients": 4}
+    for i, name in ((2, METRICS[1]), (3, METRICS[0]), (4, METRICS[0])):
+        assert values[i][name] != values[0][name]
+    split_measures.clear_programs()
+    assert measure_split(specs[1]).values == values[0]
 
 
 def test_columns_of_a_sweep(tmp_path):
