@@ -49,7 +49,6 @@ from fedjax_het.data import (
     resolve_server_options,
 )
 from fedjax_het.data.dataset_registry import is_read_by_package, require_dataset_name
-from fedjax_het.data.sources import is_location
 from fedjax_het.metrics.registry import parse_metrics
 from fedjax_het.nn import NETWORKS
 from fedjax_het.skews import PARTITION_SKEWS, SKEW_SETTING, FeatureSkew, Skew
@@ -312,7 +311,7 @@ def _check_names(raw: RunSettings) -> None:
             argument = _OBJECT_ARGUMENTS[name]
             require(False, name, value, f"a name; pass an object to simulate({argument}=...)")
         is_user_object = may_be_user_object and isinstance(value, str) and value == USER_PROVIDED
-        if name == "dataset" and is_location(value):
+        if name == "dataset" and isinstance(value, str) and not is_user_object:
             require_dataset_name(value)
         elif not is_user_object and (value is not None or name in ("algorithm", "dataset")):
             require_name(name, value, valid, listed_by=LIST_COMMAND)

@@ -11,7 +11,13 @@ from fedjax_het.data.dataset import Dataset, dataset_from_arrays, validate_datas
 from fedjax_het.data.image_folder import read_cinic10
 from fedjax_het.data.normalization import get_normalization_constants
 from fedjax_het.data.sampling import allocate_equal_counts, shuffle_by_class, take_quota
-from fedjax_het.data.sources import is_location, parse_location, read_location, read_published
+from fedjax_het.data.sources import (
+    SOURCES,
+    is_location,
+    parse_location,
+    read_location,
+    read_published,
+)
 from fedjax_het.data.sources.domainnet import DOMAINNET
 from fedjax_het.data.sources.source import PublishedDataset
 from fedjax_het.data.writers import add_writers
@@ -345,6 +351,12 @@ def require_dataset_name(name: str) -> None:
     """
     if is_location(name):
         parse_location(name)
+    elif name not in DATASETS and os.path.exists(name):
+        formats = ", ".join(key for key, source in SOURCES.items() if source.read is not None)
+        raise ConfigError(
+            f"{display_name('dataset')} = {name!r} is a path: expected FORMAT:{name} with one of the "
+            f"formats {formats}"
+        )
     else:
         DATASETS.require(name)
 

@@ -95,7 +95,6 @@ def load_image_folder(
     root = Path(path).expanduser()
     arrays, meta = read_image_folder(
         root,
-        key=make_folder_key(root),
         size=size,
         color=color,
         use_valid=use_valid,
@@ -114,15 +113,10 @@ def load_image_folder(
     )
 
 
-def make_folder_key(root: Path) -> str:
-    """Return the name of the cache file of a folder."""
-    return f"folder-{hashlib.sha256(os.fsencode(root.absolute())).hexdigest()[:16]}"
-
-
 def read_image_folder(
     root: Path,
     *,
-    key: str,
+    key: str | None = None,
     size: tuple[int, int] | int | None = None,
     color: bool = True,
     use_valid: bool = False,
@@ -133,7 +127,7 @@ def read_image_folder(
 
     Args:
       root: folder that holds train/ and test/.
-      key: name of the cache file.
+      key: name of the cache file. Default: a digest of the path and the options.
       size: size to which images are resized, (height, width) or one number, or None.
       color: whether to read three color channels.
       use_valid: whether to add `root/valid` to the training images.
@@ -180,6 +174,11 @@ def read_image_folder(
     cache_inputs: tuple[Any, ...] = (size, color, "16 bits scaled", "EXIF orientation", listing)
     cache_inputs += ("users",) if has_user_folders else ()
     fingerprint = hashlib.sha256(repr(cache_inputs).encode()).hexdigest()
+    if key is None:
+        options = (size, color, use_valid, has_user_folders)
+        text = repr(options if options != (None, True, False, False) else "")
+        path_digest = hashlib.sha256(os.fsencode(root.absolute()) + text.encode()).hexdigest()
+        key = f"folder-{path_digest[:16]}"
     arrays, meta = load_or_build_arrays(key, fingerprint, build, cache_dir)
     return arrays, {**meta, "source": "images", "order": FOLDER_ORDER}
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_het.data.image_decoding import Side
-from fedjax_het.data.image_folder import make_folder_key, read_image_folder
+from fedjax_het.data.image_folder import read_image_folder
 from fedjax_het.data.sources.source import Content, Source
 
 
@@ -33,10 +33,8 @@ def read_images(
     Raises:
       ConfigError: if a folder is missing or empty, or if an image cannot be decoded.
     """
-    root = Path(location).expanduser()
     return read_image_folder(
-        root,
-        key=make_folder_key(root),
+        Path(location),
         size=size,
         color=color,
         use_valid=use_valid,

@@ -59,7 +59,7 @@ def find_prepared_folder(
     names = ", ".join(sorted(set().union(*formats.values()))) or "an unknown format"
     raise ConfigError(
         f"{parent} is prepared as {names}, which only TensorFlow reads: expected array_record or "
-        f"tfrecord; run {_get_command(dataset)}"
+        f"tfrecord; run {_get_command(dataset.name)}"
     )
 
 
@@ -76,12 +76,12 @@ def describe_preparation(dataset: PublishedDataset, config: str | None = None) -
     folder = Path(dataset.builder, config or dataset.configs[0], "<version>")
     return (
         f"{folder} of tensorflow-datasets; or run `pip install 'fedjax_het[prepare]'` and "
-        f"{_get_command(dataset)}"
+        f"{_get_command(dataset.name)}"
     )
 
 
-def _get_command(dataset: PublishedDataset) -> str:
-    return f"`python -m fedjax_het.data.prepare {dataset.name}`"
+def _get_command(name: str) -> str:
+    return f"`python -m fedjax_het.data.prepare {name}`" if name else "tensorflow-datasets"
 
 
 def find_prepared(dataset: PublishedDataset, root: Path) -> Callable[[Any], Content] | None:
@@ -218,7 +218,7 @@ def open_builder(name: str, folder: Path) -> Iterator:
     """Open the library's builder of a prepared folder, and explain errors of the block.
 
     Args:
-      name: name of the data set, for messages.
+      name: name of the data set for the command in messages, or "".
       folder: folder of the prepared version.
 
     Yields:
@@ -235,8 +235,8 @@ def open_builder(name: str, folder: Path) -> Iterator:
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(
-            f"{folder} cannot be read ({type(error).__name__}: {reason}); prepare it again: "
-            f"`python -m fedjax_het.data.prepare {name}`"
+            f"{folder} cannot be read ({type(error).__name__}: {reason}); prepare it again: run "
+            f"{_get_command(name)}"
         ) from error
 
 
@@ -313,8 +313,41 @@ def _list_formats(folder: Path) -> list[str]:
         return []
 
 
+def read_folder(location: str, cache_dir: Any = None) -> Content:
+    """Read any data set of labeled images that tensorflow-datasets prepared, through the cache.
+
+    Args:
+      location: folder of a version, such as "svhn_cropped/3.1.0", or the folder of all versions.
+      cache_dir: folder of decoded data sets, see `dataset_cache_folder`.
+
+    Returns:
+      `(arrays, meta)`.
+
+    Raises:
+      ConfigError: if the folder has no prepared version, or if it cannot be read. The data need
+        the splits train and test, and the features image, of one shape, and label.
+    """
+    folder = Path(location).absolute()
+    parent = folder.parent if (folder / "dataset_info.json").is_file() else folder
+    dataset = PublishedDataset("", parent.name)
+    if parent == folder:
+        newest = find_prepared_folder(dataset, parent.parent)
+        if newest is None:
+            raise ConfigError(
+                f"{location} has no prepared version: expected a folder with "
+                "dataset_info.json, or with folders of versions"
+            )
+        folder = newest
+    fingerprint = compute_fingerprint(folder)
+    decode = partial(decode_splits, dataset, folder)
+    arrays, meta = load_or_build_arrays(f"tfds-{fingerprint[:16]}", fingerprint, decode, cache_dir)
+    source = f"tensorflow-datasets {meta['version']}, {_list_formats(folder)[0]}"
+    return arrays, {**meta, "source": source, "order": PREPARED_ORDER}
+
+
 SOURCE = Source(
     "tfds",
-    "prepared data sets of tensorflow-datasets: array_record or TFRecord, without TensorFlow",
+    "tfds:FOLDER, which tensorflow-datasets prepared: array_record or TFRecord",
+    read=read_folder,
     find=find_prepared,
 )

@@ -104,6 +104,7 @@ def test_unusable_names(tmp_path):
         (f"{name}?channels=middle", "channels = 'middle' is unknown: expected first, last"),
         (f"{name}?channels", "expected different NAME=VALUE|channels = ''"),
         ("cifar:x", "format = 'cifar' is unknown"),
+        (name.removeprefix("npz:"), "is a path: expected FORMAT:.*/a.npz with .* npz, images"),
     ):
         for use in (load_dataset, lambda text: RunSpec("fedavg", text).resolved()):
             with pytest.raises(ConfigError, match=rf"^dataset = .*({message})"):

@@ -1,36 +1,15 @@
 """TFRecord files of tensorflow-datasets, read without TensorFlow."""
 
-import json
-import struct
 import sys
 
 import numpy as np
 import pytest
 from support.tfds_data import write_tfds_dataset
+from support.tfrecords import crc32c, write_tfrecords
 
 from fedjax_het import load_dataset
 from fedjax_het.data.sources.tfrecord import compute_crc32c, iter_records
 from fedjax_het.utils.errors import ConfigError
-
-
-def crc32c(content):
-    """Bit by bit, from the definition."""
-    state = 0xFFFFFFFF
-    for byte in content:
-        state ^= byte
-        for _ in range(8):
-            state = (state >> 1) ^ (0x82F63B78 if state & 1 else 0)
-    return state ^ 0xFFFFFFFF
-
-
-def mask(crc):
-    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def frame(record):
-    length = struct.pack("<Q", len(record))
-    checksums = [struct.pack("<I", mask(crc32c(part))) for part in (length, record)]
-    return length + checksums[0] + record + checksums[1]
 
 
 def test_checksums():
@@ -39,21 +18,6 @@ def test_checksums():
     assert compute_crc32c(buffers).tolist() == [crc32c(buffer) for buffer in buffers]
     # Vectors of RFC 3720, section B.4.
     assert compute_crc32c([bytes(32), b"\xff" * 32]).tolist() == [0x8A9136AA, 0x62A8AB43]
-
-
-def write_tfrecords(folder):
-    """Replace the array_record files of a prepared data set by TFRecord files."""
-    from array_record.python.array_record_module import ArrayRecordReader
-
-    for path in folder.glob("*array_record*"):
-        reader = ArrayRecordReader(str(path))
-        records = reader.read(0, reader.num_records())
-        target = folder / path.name.replace("array_record", "tfrecord")
-        target.write_bytes(b"".join(map(frame, records)))
-        path.unlink()
-    info = folder / "dataset_info.json"
-    text = info.read_text().replace("array_record", "tfrecord").replace("ARRAY_RECORD", "TFRECORD")
-    info.write_text(json.dumps({**json.loads(text), "fileFormat": "tfrecord"}))
 
 
 @pytest.fixture
@@ -70,6 +34,12 @@ def test_equal_to_array_record(prepared, tmp_path):
     original = load_dataset("mnist", data_dir=prepared)
     write_tfrecords(prepared / "mnist/1.0.0")
     dataset = load_dataset("mnist", data_dir=prepared, cache_dir=tmp_path / "other")
+    for name in ("tfds:mnist", "tfds:mnist/1.0.0"):  # any data set, by its folder
+        other = load_dataset(name, data_dir=prepared, normalization="unit")
+        unit = load_dataset("mnist", data_dir=prepared, normalization="unit")
+        assert other.digest() == unit.digest() and other.source == dataset.source
+    with pytest.raises(ConfigError, match=r"^dataset = 'tfds:.*cache has no prepared version"):
+        load_dataset(f"tfds:{tmp_path}/cache")
     assert dataset.digest() == original.digest()
     assert dataset.class_names == original.class_names
     assert dataset.source == "tensorflow-datasets 1.0.0, tfrecord"
