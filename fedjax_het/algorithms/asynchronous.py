@@ -1,5 +1,6 @@
 """Asynchronous aggregation: clients train from older models, which the server stores."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -62,6 +63,32 @@ def compute_staleness_weight(staleness: jax.Array, exponent: jax.Array) -> jax.A
     return (1.0 + staleness) ** -jnp.float32(exponent)
 
 
+def compute_hinge_weight(
+    staleness: jax.Array, slope: jax.Array | float, delay: jax.Array | float
+) -> jax.Array:
+    """Return FedAsync's hinge weight 1 / (slope * max(staleness - delay, 0) + 1) of an update.
+
+    Args:
+      staleness: updates of the server since the client received its model, int32 `[]`.
+      slope: a number >= 0, a in the paper; 0 weights all updates equally.
+      delay: staleness up to which the weight is 1, b in the paper.
+
+    Returns:
+      The weight in (0, 1], float32 `[]`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.algorithms.asynchronous import compute_hinge_weight
+      >>> compute_hinge_weight(jnp.arange(3, 6), slope=1.0, delay=4.0).tolist()
+      [1.0, 1.0, 0.5]
+    """
+    return 1.0 / (slope * jnp.maximum(staleness - jnp.float32(delay), 0.0) + 1.0)
+
+
+def _compute_polynomial_weight(hp: dict[str, Any], staleness: jax.Array) -> jax.Array:
+    return compute_staleness_weight(staleness, hp["staleness_exponent"])
+
+
 def build_asynchronous_algorithm(
     training: LocalTraining,
     plan: ExecutionPlan,
@@ -69,13 +96,13 @@ def build_asynchronous_algorithm(
     schedule: AsynchronousSchedule,
     *,
     measures_from_received: bool,
+    compute_weight: Callable[[dict[str, Any], jax.Array], jax.Array] = _compute_polynomial_weight,
 ) -> Algorithm:
     """Return a method whose clients train from the models that they received.
 
-        w <- w + server_lr sum_k p_k (1 + tau_k)^-a d_k
+        w <- w + server_lr sum_k p_k s(tau_k) d_k
 
-    The sum is over the updates in the server's buffer, tau_k is the staleness of an update and a is
-    `staleness_exponent`.
+    The sum is over the updates in the server's buffer, and tau_k is the staleness of an update.
 
     Args:
       training: the choices of local training.
@@ -84,6 +111,8 @@ def build_asynchronous_algorithm(
       schedule: the sizes of the buffer and of the server's history.
       measures_from_received: whether d_k is the change from the model that the client received;
         otherwise d_k is the difference of its model from the server's present model.
+      compute_weight: `compute_weight(hp, staleness)` returns s(tau_k), by default
+        (1 + tau_k)^-`staleness_exponent`.
 
     Returns:
       The method.
@@ -105,8 +134,7 @@ def build_asynchronous_algorithm(
     def end(context, local, state):
         own_context = with_received_model(context) if measures_from_received else context
         update, state, output = client.end(own_context, local, state)
-        exponent = context.hp["staleness_exponent"]
-        weight = compute_staleness_weight(context.client.staleness, exponent)
+        weight = compute_weight(context.hp, context.client.staleness)
         change = jax.tree.map(lambda leaf: weight * leaf, update.mean)
         return ClientUpdate(change), state, output
 

@@ -9,9 +9,10 @@ from support.small_federation import make_small_federation
 from support.small_runs import KilledError, assert_results_equal, make_killing_callback
 
 from fedjax_het import ConfigError, RunSpec, simulate
-from fedjax_het.algorithms.fedasync import fedasync
+from fedjax_het.algorithms.fedasync import FedAsyncHyperParameters, fedasync
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedbuff import fedbuff
+from fedjax_het.config.protocols import PROTOCOLS
 from fedjax_het.core.work_items import Workload
 from fedjax_het.systems import AsynchronousSimulation, Federation, Speed
 
@@ -58,6 +59,9 @@ class Buffered(ReferenceFedAvg):
         self.staleness = self.changes[r][0]
         self.received = {k: self.vectors[r - lag] for k, lag in self.staleness.items()}
 
+    def compute_weight(self, staleness):
+        return (1 + staleness) ** -self.hp["staleness_exponent"]
+
     def initial_client_model(self, client):
         return self.received[client]
 
@@ -66,9 +70,8 @@ class Buffered(ReferenceFedAvg):
 
     def update_server(self, r, clients, models):
         assert clients == sorted(self.staleness)
-        exponent = self.hp["staleness_exponent"]
         changes = [
-            (1 + self.staleness[k]) ** -exponent * (model - self.get_origin(k))
+            self.compute_weight(self.staleness[k]) * (model - self.get_origin(k))
             for k, model in zip(clients, models, strict=True)
         ]
         mean = self.weighted_mean(clients, changes)
@@ -88,6 +91,11 @@ class Async(Buffered):
         return super().descent_direction(model, batch) + pull
 
 
+class Hinge(Async):
+    def compute_weight(self, staleness):
+        return 1 if staleness <= 1 else 1 / (2 * (staleness - 1) + 1)
+
+
 CASES = {
     "fedbuff": (bind_options(fedbuff, buffer_size=2), {"server_lr": 0.8}, Buffered),
     "discards": (
@@ -96,6 +104,11 @@ CASES = {
         type("Discards", (Buffered,), {"buffer_size": 1, "max_staleness": 2}),
     ),
     "fedasync": (bind_options(fedasync), {"server_lr": 0.6, "prox_mu": 0.3}, Async),
+    "hinge": (
+        bind_options(fedasync, staleness_weight="hinge"),
+        {"server_lr": 0.6, "prox_mu": 0.3, "hinge_slope": 2.0, "hinge_delay": 1.0},
+        Hinge,
+    ),
 }
 
 
@@ -129,6 +142,13 @@ def test_equal_speeds_and_a_buffer_of_the_cohort_are_fedavg():
     buffered = simulate(RunSpec("fedbuff", **settings, options={"buffer_size": 5}))
     for name in plain.metrics:
         np.testing.assert_array_equal(buffered.metrics[name], plain.metrics[name], err_msg=name)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_protocols_leave_the_papers_hyperparameters(protocol):
+    hp = RunSpec("fedasync", "digits", protocol=protocol).resolved().hyperparameters
+    assert hp["prox_mu"] == FedAsyncHyperParameters().prox_mu
+    assert hp["server_lr"] == FedAsyncHyperParameters().server_lr
 
 
 def test_fedasync_with_one_client_and_weight_1_is_fedavg():
