@@ -5,6 +5,7 @@ the masked CRC-32C of the content. See https://www.tensorflow.org/tutorials/load
 """
 
 import functools
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ _POLYNOMIAL = 0x82F63B78  # Castagnoli's, with reversed bits
 _MASK_OFFSET = 0xA282EAD8
 _INITIAL_STATE = np.uint32(0xFFFFFFFF)
 _BLOCK = 256  # bytes whose checksums are computed one by one; blocks are computed together
-_CHECKED_AT_ONCE = 2**25  # bytes
+_READ_AT_ONCE = 2**25  # bytes
 
 
 def iter_records(path: Path) -> Iterator[bytes]:
@@ -33,29 +34,26 @@ def iter_records(path: Path) -> Iterator[bytes]:
       OSError: if the file cannot be read.
     """
     with open(path, "rb") as file:
-        while batch := _read_batch(path.name, file):
-            contents, checksums = zip(*batch, strict=True)
-            _require_checksums(path.name, contents, checksums)
-            yield from contents
+        while parts := _read_parts(path.name, file):
+            _require_checksums(path.name, parts)
+            yield from (content for content, _ in parts[1::2])
 
 
-def _read_batch(name: str, file: Any) -> list[tuple[bytes, bytes]]:
-    """Read contents and checksums of the next records, some 32 MB."""
-    batch: list[tuple[bytes, bytes]] = []
-    size = 0
-    while size < _CHECKED_AT_ONCE and (header := file.read(_HEADER_SIZE)):
-        if len(header) == _HEADER_SIZE:
-            _require_checksums(name, [header[:8]], [header[8:]])
+def _read_parts(name: str, file: Any) -> list[tuple[bytes, bytes]]:
+    """Read the length and the content of the next records, some 32 MB, each with its checksum."""
+    parts: list[tuple[bytes, bytes]] = []
+    file_size, start = os.fstat(file.fileno()).st_size, file.tell()
+    while (position := file.tell()) < min(file_size, start + _READ_AT_ONCE):
+        header = file.read(_HEADER_SIZE)
         length = int.from_bytes(header[:8], "little")
-        content, checksum = file.read(length), file.read(_CRC_SIZE)
-        if len(header) < _HEADER_SIZE or len(content) < length or len(checksum) < _CRC_SIZE:
+        if position + _HEADER_SIZE + length + _CRC_SIZE > file_size:
             raise ValueError(f"{name} ends within a record")
-        batch.append((content, checksum))
-        size += length
-    return batch
+        parts += [(header[:8], header[8:]), (file.read(length), file.read(_CRC_SIZE))]
+    return parts
 
 
-def _require_checksums(name: str, contents: Sequence[bytes], checksums: Sequence[bytes]) -> None:
+def _require_checksums(name: str, parts: Sequence[tuple[bytes, bytes]]) -> None:
+    contents, checksums = zip(*parts, strict=True)
     stored = np.frombuffer(b"".join(checksums), "<u4")
     crc = compute_crc32c(contents)
     masked = ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(_MASK_OFFSET)
