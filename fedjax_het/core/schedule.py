@@ -25,6 +25,7 @@ from fedjax_het.core.work_items import (
     ClientWork,
     DriftingWork,
     concatenate_aranges,
+    find_present,
 )
 
 
@@ -233,7 +234,9 @@ class Scheduler:
         if self._plans is not None:
             return self._plans[round_index].clients
         rng = make_host_rng(self.settings.seed, Stream.PARTICIPATION, round_index)
-        return rng.choice(self.partition.num_clients, self.cohort_size, replace=False)
+        sizes = self.work_items.of_round(round_index).partition.sizes
+        present = np.flatnonzero(find_present(self.partition.sizes, sizes))
+        return rng.choice(present, min(self.cohort_size, len(present)), replace=False)
 
     def _get_work(self, round_index: int) -> ClientWork | ClientClassWork:
         """Return the work of the clients of a round."""

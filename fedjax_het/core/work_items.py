@@ -27,6 +27,32 @@ class Workload(NamedTuple):
     "Minibatches of passes that every client makes in full."
     num_classes: np.ndarray
     "Classes that the client condenses."
+    sizes: np.ndarray | None = None
+    "Examples of each client in the round; None: all of its examples."
+
+
+def find_present(all_sizes: np.ndarray, sizes: np.ndarray | None) -> np.ndarray:
+    """Return whether each client is present in a round: a drift makes clients absent.
+
+    Clients that never have examples are present, so that a drift without absent clients changes no
+    draw of clients.
+
+    Args:
+      all_sizes: training examples of each client over the run, int64 `[K]`.
+      sizes: examples of each client in the round, int64 `[K]`; None: `all_sizes`.
+
+    Returns:
+      Whether each client is present, bool `[K]`.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.core.work_items import find_present
+      >>> find_present(np.array([0, 5, 5]), np.array([0, 0, 3])).tolist()
+      [True, False, True]
+    """
+    if sizes is None:
+        return np.ones(len(all_sizes), bool)
+    return (sizes > 0) | (all_sizes == 0)
 
 
 class ClientWork:
@@ -124,7 +150,9 @@ class ClientWork:
           The numbers.
         """
         fixed_steps = extra_passes * np.where(self.sizes > 0, self.epoch_steps, 0)
-        return Workload(self.num_steps, self.epoch_steps, fixed_steps, self.num_pairs)
+        return Workload(
+            self.num_steps, self.epoch_steps, fixed_steps, self.num_pairs, self.partition.sizes
+        )
 
     def work_ids_of_clients(self, clients: np.ndarray) -> np.ndarray:
         """Return the work items of clients, client after client."""
@@ -289,7 +317,8 @@ class ClientClassWork:
         num_clients = self.partition.num_clients
         num_steps = self.num_steps.reshape(num_clients, -1).sum(1)
         num_classes = self.num_pairs.reshape(num_clients, -1).sum(1)
-        return Workload(num_steps, np.ones_like(num_steps), num_steps, num_classes)
+        sizes = self.partition.sizes
+        return Workload(num_steps, np.ones_like(num_steps), num_steps, num_classes, sizes)
 
     def work_ids_of_clients(self, clients: np.ndarray) -> np.ndarray:
         """Return the work items of clients, client after client."""

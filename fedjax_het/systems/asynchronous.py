@@ -159,6 +159,8 @@ class AsynchronousSimulation(SystemSimulation):
         # Clients without examples need no time and would fill every buffer.
         has_work = workload.num_steps > 0
         candidates = np.flatnonzero(is_free & self._is_available & has_work)
+        if not count or not len(candidates):
+            return []
         selected = self._selection.select(federation, candidates, count, *path)
         selected = check_selected(self._selection, selected, candidates, count)
         num_steps = self._draw_num_steps(workload, selected, round_index)

@@ -1,5 +1,6 @@
 """Oort's client selection: clients with useful data and fast devices."""
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
@@ -15,6 +16,8 @@ from fedjax_het.utils.config import (
 )
 
 _MAX_BLACKLIST_SHARE = 0.3  # of all clients, as in the public code
+_MIN_SECONDS = 1e-300  # of durations that are 0
+_MIN_SCORE = 1e-12  # of losses that are negative
 
 
 class OortState(NamedTuple):
@@ -122,7 +125,7 @@ class Oort(AdaptiveSelection):
         """Draw known clients by utility, and new clients by size and speed."""
         state = self._set_pace(state)
         exploration = max(state.exploration * self.decay, self.min_exploration)
-        factors = self._penalize_slow(state, durations)
+        log_factors = self._penalize_slow(state, durations)
         available = available[federation.sizes[available] > 0]
         is_new = state.last_rounds[available] == 0
         new, known = available[is_new], available[~is_new]
@@ -132,11 +135,14 @@ class Oort(AdaptiveSelection):
         rng = self.make_rng(federation.seed, round_index)
         exploited = np.zeros(0, np.int64)
         if num_known:
-            scores = self._compute_scores(state, known, round_index + 1) * factors[known]
-            threshold = self.cutoff * np.sort(scores)[-num_known]
-            is_admitted = scores >= threshold
+            # Logarithms, because the penalties of large exponents are below the range of floats.
+            scores = np.log(self._compute_scores(state, known, round_index + 1))
+            scores += log_factors[known]
+            is_admitted = np.ones(len(known), bool)
+            if self.cutoff:
+                is_admitted = scores >= math.log(self.cutoff) + np.sort(scores)[-num_known]
             exploited = _draw(rng, known[is_admitted], scores[is_admitted], num_known)
-        rewards = federation.sizes[new] * factors[new]
+        rewards = np.log(federation.sizes[new]) + log_factors[new]
         best = np.argsort(-rewards, kind="stable")[: int(self.window * num_new)]
         explored = _draw(rng, new[best], rewards[best], num_new)
         state = state._replace(exploited=exploited, exploration=exploration)
@@ -170,14 +176,17 @@ class Oort(AdaptiveSelection):
         return state._replace(percentile=percentile)
 
     def _penalize_slow(self, state: OortState, durations: np.ndarray) -> np.ndarray:
-        """Return the factors of the clients' utilities for their durations, float64 `[K]`."""
-        ascending = np.sort(durations[state.sizes > 0])
+        """Return the logarithms of the factors for the clients' durations, float64 `[K]`.
+
+        Durations are NaN, and the factors 1, for clients that a drift makes absent.
+        """
+        ascending = np.sort(durations[(state.sizes > 0) & np.isfinite(durations)])
         if state.percentile >= 100 or not len(ascending):
-            return np.ones(len(durations))
+            return np.zeros(len(durations))
         rank = min(int(len(ascending) * state.percentile / 100), len(ascending) - 1)
-        preferred = ascending[rank]
-        is_slow = durations > preferred
-        return np.where(is_slow, preferred / np.where(is_slow, durations, 1.0), 1.0) ** self.alpha
+        log_durations = np.log(np.maximum(np.nan_to_num(durations), _MIN_SECONDS))
+        log_preferred = np.log(np.maximum(ascending[rank], _MIN_SECONDS))
+        return self.alpha * np.minimum(log_preferred - log_durations, 0.0)
 
     def _find_blacklist(self, state: OortState) -> np.ndarray:
         """Return the clients that take no more part, the most frequent ones first."""
@@ -194,13 +203,19 @@ class Oort(AdaptiveSelection):
         limit = ascending[min(int(len(ascending) * self.clip), len(ascending) - 1)]
         lowest = 0.999 * ascending[0]
         scaled = (np.minimum(utilities, limit) - lowest) / max(ascending[-1] - lowest, 1e-4)
-        return scaled + np.sqrt(0.1 * np.log(number) / state.last_rounds[known])
+        scores = scaled + np.sqrt(0.1 * np.log(number) / state.last_rounds[known])
+        return np.maximum(scores, _MIN_SCORE)
 
 
 def _draw(
-    rng: np.random.Generator, clients: np.ndarray, weights: np.ndarray, count: int
+    rng: np.random.Generator, clients: np.ndarray, log_weights: np.ndarray, count: int
 ) -> np.ndarray:
-    """Draw clients without replacement, in proportion to weights."""
+    """Draw clients without replacement, in proportion to weights of which the logarithms differ."""
     if not count:
         return clients[:0]
+    weights = np.exp(log_weights - log_weights.max())
+    if np.count_nonzero(weights) < count:
+        # Too many weights are below the range of floats. The largest sums of logarithms and Gumbel
+        # noise have the distribution of the draw (Efraimidis and Spirakis, 2006).
+        return clients[np.argsort(-(log_weights + rng.gumbel(size=len(clients))))[:count]]
     return rng.choice(clients, count, replace=False, p=weights / weights.sum())

@@ -33,7 +33,8 @@ class ClientSelection(SystemModel):
 
         Args:
           federation: the clients.
-          available: ids of the clients that are available, ascending.
+          available: ids of the clients that are available, ascending, at least one. Clients that a
+            drift makes absent are not available.
           count: number of clients to select; fewer are selected if fewer are available.
           *path: the round, and the number of the draw in the round if it has several.
 
@@ -76,6 +77,8 @@ class SelectionBySize(ClientSelection):
     def select(self, federation, available, count, *path):
         """Draw the clients that have examples."""
         available = available[federation.sizes[available] > 0]
+        if not len(available):
+            return available
         weights = federation.sizes[available] ** float(self.power)
         rng = make_host_rng(federation.seed, Stream.PARTICIPATION, *path)
         count = min(count, len(available))
@@ -149,7 +152,7 @@ class AdaptiveSelection(SystemModel):
 
         Args:
           federation: the clients.
-          available: ids of the clients that are available, ascending.
+          available: ids of the clients that are available, ascending, at least one.
           count: number of clients to select.
           round_index: the round.
 
@@ -185,10 +188,11 @@ class AdaptiveSelection(SystemModel):
         Args:
           state: the state after the previous round.
           federation: the clients.
-          available: ids of the clients that are available, ascending.
+          available: ids of the clients that are available, ascending, at least one. Clients that a
+            drift makes absent are not available.
           count: number of clients to select; fewer are selected if fewer are available.
           durations: simulated seconds of each client's work and transfers, float64 `[K]`; 0
-            without simulated time.
+            without simulated time, NaN for clients that a drift makes absent.
           round_index: the round.
 
         Returns:

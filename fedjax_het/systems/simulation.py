@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from fedjax_het.core.schedule import MeasureLosses, RoundPlan, RoundPlans
-from fedjax_het.core.work_items import Workload
+from fedjax_het.core.work_items import Workload, find_present
 from fedjax_het.systems.availability import AvailabilityModel
 from fedjax_het.systems.base import Federation, SystemModel
 from fedjax_het.systems.devices import DeviceModel, DeviceRates
@@ -119,12 +119,13 @@ class SystemSimulation:
                 is_available, state = find_available(availability, state, federation, r, time)
                 available = np.flatnonzero(is_available)
             workload = get_workload(r)
+            present = available[find_present(federation.sizes, workload.sizes)[available]]
             candidates = None
             if adaptive is not None and self.loss_reports and measure_losses is not None:
-                candidates = self._draw_candidates(adaptive, available, r)
+                candidates = self._draw_candidates(adaptive, present, r)
                 reports = measure_losses(r, candidates, self.loss_reports)
                 selection_state = adaptive.record_losses(selection_state, reports)
-            selected, selection_state = self._select(selection_state, workload, available, r)
+            selected, selection_state = self._select(selection_state, workload, present, r)
             plan = self._simulate_round(workload, selected, r)
             if candidates is not None:
                 num_receivers = len(np.union1d(candidates, selected))
@@ -141,10 +142,14 @@ class SystemSimulation:
     ) -> tuple[np.ndarray, Any]:
         """Return the selected clients of a round, and the new state of the selection."""
         federation, rates, count = self._federation, self._rates, self._num_selected
+        if not len(available):
+            return available, state
         if self._adaptive is None:
             selected = self._selection.select(federation, available, count, round_index)
             return check_selected(self._selection, selected, available, count), state
         durations = self._count_transfer_seconds(workload) + rates.step_seconds * workload.num_steps
+        is_present = find_present(federation.sizes, workload.sizes)
+        durations = np.where(is_present, durations, np.nan)
         arguments = (state, federation, available, count)
         selected, state = self._adaptive.select_by_losses(
             *arguments, durations=durations, round_index=round_index
@@ -156,6 +161,8 @@ class SystemSimulation:
     ) -> np.ndarray:
         """Return the clients that report their loss of the current model."""
         federation = self._federation
+        if not len(available):
+            return available
         arguments = (federation, available, self._num_selected, round_index)
         candidates = selection.draw_candidates(*arguments)
         available = available[federation.sizes[available] > 0]

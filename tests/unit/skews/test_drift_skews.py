@@ -7,6 +7,9 @@ import pytest
 
 from fedjax_het import ConfigError, RunSpec, dataset_from_arrays, simulate
 from fedjax_het.algorithms.class_counts import CLASS_COUNTS, select_class_counts
+from fedjax_het.core.rng import Stream, make_host_rng
+from fedjax_het.core.schedule import RoundSettings, Scheduler
+from fedjax_het.core.work_items import ClientWork, DriftingWork
 from fedjax_het.data import partition_from_clients
 from fedjax_het.methods import Cohort, FederationData
 from fedjax_het.skews import ClassArrival, ClientChurn, LabelDrift
@@ -15,7 +18,9 @@ from fedjax_het.skews.drift import NUM_PHASES
 
 NUM_CLASSES, NUM_CLIENTS, SIZE = 5, 6, 100
 LABELS = np.random.default_rng(0).integers(0, NUM_CLASSES, NUM_CLIENTS * SIZE)
-PARTITION = partition_from_clients(np.arange(NUM_CLIENTS * SIZE).reshape(NUM_CLIENTS, SIZE))
+CLIENTS = np.arange(NUM_CLIENTS * SIZE).reshape(NUM_CLIENTS, SIZE)
+PARTITION = partition_from_clients(CLIENTS)
+ABSENT = partition_from_clients([own[: SIZE * (k % 3 > 0)] for k, own in enumerate(CLIENTS)])
 
 
 def select(*skews, seed=1):
@@ -100,6 +105,20 @@ def test_run_trains_on_active_clients():
     num_clients = churning.metrics["bytes_up"] / (plain.metrics["bytes_up"] / 6)
     assert num_clients.min() < 6 and (num_clients == np.rint(num_clients)).all()
     assert (plain.metrics["bytes_up"] == plain.metrics["bytes_up"][0]).all()
+
+
+def test_cohorts_are_drawn_among_the_clients_that_are_present():
+    work = [ClientWork(part, 1, batch_size=10) for part in (PARTITION, ABSENT)]
+    drifting = DriftingWork(work, lambda r: r % 2, PARTITION)
+    settings = RoundSettings(seed=3, num_rounds=6, participation=0.5)
+    cohorts = [
+        [scheduler.draw_cohort(r).tolist() for r in range(6)]
+        for scheduler in (Scheduler(work[0], settings, 1, 1), Scheduler(drifting, settings, 1, 1))
+    ]
+    assert cohorts[1][::2] == cohorts[0][::2]
+    for r in (1, 3, 5):
+        rng = make_host_rng(3, Stream.PARTICIPATION, r)
+        assert cohorts[1][r] == rng.choice([1, 2, 4, 5], 3, replace=False).tolist()
 
 
 @pytest.mark.parametrize("skew", ["drift", "noise", "label_noise"])

@@ -119,3 +119,35 @@ def test_penalty_prefers_fast_clients():
         assert 0 not in np.concatenate(cohorts)
         means.append(durations[np.concatenate(cohorts[30:])].mean())
     assert means[1] < 0.7 * means[0]
+
+
+def test_a_large_exponent_selects_the_fastest_clients():
+    durations = np.exp(np.random.default_rng(0).standard_normal(NUM_CLIENTS))
+    oort = Oort(alpha=1e6, preferred=0.0, exploration=0.0, min_exploration=0.0)
+    state = oort.start(FEDERATION)
+    available, fastest = np.arange(NUM_CLIENTS), 1 + np.argsort(durations[1:])[:COHORT_SIZE]
+    for r in range(3):  # new clients, then known ones
+        selected, state = oort.select_by_losses(
+            state, FEDERATION, available, COHORT_SIZE, durations=durations, round_index=r
+        )
+        assert set(selected.tolist()) == set(fastest.tolist())
+        losses = np.full(NUM_CLIENTS, np.nan, np.float32)
+        losses[1:] = 1.0  # all clients are known after the first round
+        state = oort.record_losses(state, losses)
+
+
+def test_durations_of_absent_clients_do_not_count():
+    """Absent clients equal clients that never have examples."""
+    oort, durations = Oort(preferred=50.0), np.linspace(1, 10, NUM_CLIENTS)
+    absent, available = [1, 3, 5], np.arange(2, NUM_CLIENTS, 2)
+    never = FEDERATION._replace(sizes=np.where(np.isin(SIZES, absent), 0, SIZES))
+    absent_durations = np.where(np.isin(SIZES, absent), np.nan, durations)
+    choices = [
+        oort.select_by_losses(
+            *(oort.start(federation), federation, available, COHORT_SIZE),
+            durations=values,
+            round_index=0,
+        )[0].tolist()
+        for federation, values in ((never, durations), (FEDERATION, absent_durations))
+    ]
+    assert choices[0] == choices[1]

@@ -1,6 +1,8 @@
 """Client selection by losses: against the rule by hand, and the sizes of its schedules."""
 
 import itertools
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -12,8 +14,11 @@ from fedjax_het.core.work_items import ClientWork, Workload
 from fedjax_het.data import partition_from_clients
 from fedjax_het.systems import (
     AsynchronousSimulation,
+    AvailabilityModel,
+    CyclicSelection,
     Dropout,
     Federation,
+    Oort,
     OverSelection,
     PowerOfChoice,
     SelectionBySize,
@@ -120,3 +125,67 @@ def test_sizes_of_schedules_hold_for_every_cohort(shortens_work):
 def test_asynchronous_methods_refuse_selection_by_losses():
     with pytest.raises(ConfigError, match="system power_of_choice: expected a method with synchr"):
         AsynchronousSimulation([PowerOfChoice()], FEDERATION, buffer_size=1, max_staleness=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstClients(AvailabilityModel):
+    """In round r the first COUNTS[r] clients are available."""
+
+    COUNTS: ClassVar[tuple[int, ...]] = (0, 1, 2, 3, NUM_CLIENTS, 0)
+    name: ClassVar[str] = "first_clients"
+    strength: ClassVar[str] = "name"
+    neutral: ClassVar[float | None] = None
+
+    def start(self, federation):
+        """Return no state."""
+
+    def find_available(self, state, federation, round_index, time):
+        """Return the first clients."""
+        return np.arange(federation.num_clients) < self.COUNTS[round_index], state
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [None, SelectionBySize(), CyclicSelection(groups=3), PowerOfChoice(), Oort()],
+    ids=lambda rule: getattr(rule, "name", "uniform"),
+)
+def test_rounds_with_few_available_clients(selection):
+    models = [FirstClients(), *filter(None, [selection])]
+    counts = FirstClients.COUNTS
+    for plan, count in zip(simulate(*models, rounds=len(counts)), counts, strict=True):
+        assert (plan.clients < count).all() and len(plan.clients) <= min(count, COHORT_SIZE)
+        # All rules except the uniform one and the groups select clients with examples.
+        if selection is None or count == NUM_CLIENTS:
+            assert len(plan.clients) == min(count, COHORT_SIZE)
+        elif not isinstance(selection, CyclicSelection):
+            assert len(plan.clients) == max(count - 1, 0)
+    if selection is None or isinstance(selection, SelectionBySize | CyclicSelection):
+        settings = {"buffer_size": 2, "max_staleness": 5}
+        simulation = AsynchronousSimulation(models, FEDERATION, **settings)
+        plans = list(simulation.simulate_rounds(lambda r: WORKLOAD, len(counts)))
+        assert len(plans) == len(counts) and len(plans[0].clients) == 0 < len(plans[4].clients)
+
+
+@pytest.mark.parametrize("selection", [None, SelectionBySize(), PowerOfChoice(), Oort()])
+def test_absent_clients_are_not_selected(selection):
+    """A drift without absent clients changes nothing; with them, no rule selects them."""
+    models = [Speed(sigma=1), *filter(None, [selection])]
+    present = np.arange(NUM_CLIENTS) % 3 == 1
+
+    def simulate_sizes(sizes):
+        workload = WORKLOAD._replace(num_steps=sizes, sizes=sizes)
+        plans = SystemSimulation(models, FEDERATION).simulate_rounds(lambda r: workload, 8)
+        result = [next(plans)]
+        for r in range(7):
+            losses = np.full(NUM_CLIENTS, np.nan, np.float32)
+            losses[result[-1].clients] = draw_losses(r)[result[-1].clients]
+            result.append(plans.send(losses))
+        return [plan.clients.tolist() for plan in result]
+
+    assert simulate_sizes(SIZES) == [plan.clients.tolist() for plan in simulate(*models, rounds=8)]
+    candidates = np.flatnonzero(present | (SIZES == 0))
+    for r, clients in enumerate(simulate_sizes(np.where(present, SIZES, 0))):
+        assert len(clients) == COHORT_SIZE and np.isin(clients, candidates).all()
+        if selection is None:
+            rng = make_host_rng(FEDERATION.seed, Stream.PARTICIPATION, r)
+            assert clients == rng.choice(candidates, COHORT_SIZE, replace=False).tolist()
