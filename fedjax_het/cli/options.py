@@ -117,7 +117,7 @@ class CommonOptions:
     """YAML file of settings, with lists for a sweep, or JSON file of a result; flags replace its
     values (default: none)."""
     data_dir: Path | None = None
-    """Folder of the prepared data sets (default: the environment variable TFDS_DATA_DIR)."""
+    """Folder of the data sets' files (default: the environment variable TFDS_DATA_DIR)."""
     track: tuple[str, ...] = ()
     """Trackers that record each run in the output folder: csv, tensorboard, wandb, mlflow (default:
     none)."""

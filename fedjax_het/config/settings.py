@@ -192,7 +192,7 @@ class RunSettings:
     algorithm: str = "fedavg"
     """Federated learning method; `fedjax-het list` names all methods."""
     dataset: str = "digits"
-    """Data set; `fedjax-het list` names all data sets."""
+    """Data set of `fedjax-het list`, or FORMAT:LOCATION, such as npz:scans.npz."""
     _: KW_ONLY
     normalization: str | None = None
     """Source of the mean and standard deviation that normalize the images: dynafed, fedaf, fedamp,

@@ -160,7 +160,8 @@ class Dataset:
             rows.append(("domains", ", ".join(self.domain_names)))
         if self.train_users is not None:
             rows.append(("users", f"{self.num_users:,}"))
-        return make_html_table([*rows, ("note", self.note)] if self.note else rows)
+        rows += [(fact, getattr(self, fact)) for fact in ("note", "source") if getattr(self, fact)]
+        return make_html_table(rows)
 
 
 @validate_arguments

@@ -89,6 +89,8 @@ def _to_arrays(
         values, labels = np.array(x), np.array(y, dtype=np.int64 if not len(y) else None)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{path}: x or y of user {user!r} are no arrays ({error})") from error
+    if labels.dtype.kind == "f" and (labels == np.rint(labels)).all():
+        labels = labels.astype(np.int64)  # FedProx's files have the labels 0.0, 1.0, ...
     if not len(labels):
         return np.zeros((0, 1, 1, 1), np.uint8), labels
     is_valid = values.dtype.kind in "iuf" and labels.dtype.kind in "iu" and labels.ndim == 1

@@ -53,6 +53,11 @@ class Source(NamedTuple):
       find: function `(dataset, root)` that looks for a published data set in a folder. It returns
         a function `(cache_dir) -> content`, or None without such files.
       files: accepted files and folders in words, by the name of the published data set.
+
+    Example:
+      >>> from fedjax_het.data.sources import SOURCES
+      >>> SOURCES["images"].options
+      {'size': None, 'color': True, 'use_valid': False, 'has_user_folders': False}
     """
 
     name: str

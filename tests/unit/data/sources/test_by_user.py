@@ -70,6 +70,10 @@ def test_both_formats_equal_arrays(tmp_path):
         digests[name] = dataset.digest()
     assert set(digests.values()) == {expected.digest()}
     write_leaf(tmp_path / "rows", flatten=False)
+    path = tmp_path / "rows/test/all_data_1.json"  # with labels as in FedProx's files
+    content = json.loads(path.read_text())
+    content["user_data"]["f2"]["y"] = list(map(float, content["user_data"]["f2"]["y"]))
+    path.write_text(json.dumps(content))
     assert load_dataset("leaf:rows", data_dir=tmp_path).digest() == expected.digest()
 
 
