@@ -44,7 +44,7 @@ from fedjax_het.data.partition import (
     withhold_validation_examples,
 )
 from fedjax_het.data.server_data import LabeledImages
-from fedjax_het.skews import SKEW_SETTING
+from fedjax_het.skews import PARTITION_SKEWS, SKEW_SETTING
 from fedjax_het.skews.assignment import (
     ClientSkews,
     Drift,
@@ -84,8 +84,9 @@ class UserObjects:
         The default of `num_clients` is the number of users for the partition `natural`.
 
         Raises:
-          ConfigError: if a setting cannot be used. Also if it names a network or an optimizer
-            although an object is passed, or if it is "user" although no object is passed.
+          ConfigError: if a setting cannot be used. Also if it names a network, an optimizer or a
+            skew that is a partition although an object is passed, or if it is "user" although no
+            object is passed.
         """
         resolved_spec = self._resolve_objects(spec)
         if spec.num_clients is None and PARTITIONS[resolved_spec.partition].clients_are_users:
@@ -109,6 +110,10 @@ class UserObjects:
         is_valid = isinstance(optimizer, optax.GradientTransformation) or callable(optimizer)
         expected = "an optax.GradientTransformation, or a function of hp that returns one"
         require(optimizer is None or is_valid, "optimizer", optimizer, expected)
+        if self.partition is not None:
+            for kind in sorted({name.partition(".")[0] for name in spec.skew} & {*PARTITION_SKEWS}):
+                expected = "a skew that is no partition, as a partition is passed to the run"
+                require(False, "skew", kind, expected)
         if self.network is not None:
             spec = dataclasses.replace(spec, model=USER_PROVIDED)
         if optimizer is None:

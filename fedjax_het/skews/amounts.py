@@ -163,6 +163,8 @@ class LongTail(AmountSkew):
     def select_examples(self, rng, clients, labels, num_classes):
         """Drop examples of later classes."""
         held = np.concatenate(clients)
+        # Each example once, in the order of the clients, which may share examples.
+        held = held[np.sort(np.unique(held, return_index=True)[1])]
         exponents = -np.arange(num_classes) / max(num_classes - 1, 1)
         class_sizes = np.bincount(labels[held], minlength=num_classes)
         kept_counts = np.rint(class_sizes * self.ratio**exponents).astype(np.int64)

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.data import PARTITIONS, Dataset, Partition, partition_from_clients
-from fedjax_het.data.partition import require_distinct_examples
 from fedjax_het.data.validation import require_positions
 from fedjax_het.skews.amounts import AmountSkew, SizeSkew
 from fedjax_het.skews.base import FeatureSkew, Skew
@@ -72,6 +71,10 @@ def select_examples(
 
     Returns:
       The partition; the argument itself for a run without such skews.
+
+    Raises:
+      ConfigError: if a skew divides the examples again although clients share some, and for a
+        skew of a user that returns no valid positions.
     """
     chosen = [skew for skew in skews if isinstance(skew, AmountSkew)]
     if not chosen:
@@ -81,12 +84,14 @@ def select_examples(
     has_own_examples = scheme and (scheme.clients_are_users or scheme.clients_are_domains)
     for skew in chosen:
         rng = _make_rng(skew, seed)
+        if isinstance(skew, SizeSkew) and not has_own_examples:
+            _require_separate(skew, clients)
         if has_own_examples and isinstance(skew, SizeSkew):
             new_clients = _call(skew, skew.select_own_examples, rng, clients)
         else:
             new_clients = _call(skew, skew.select_examples, rng, clients, labels, num_classes)
         clients = _require_positions(skew, new_clients, len(clients), len(labels))
-    selected = require_distinct_examples(partition_from_clients(clients, scheme=partition.scheme))
+    selected = partition_from_clients(clients, scheme=partition.scheme)
     return dataclasses.replace(partition, indices=selected.indices, offsets=selected.offsets)
 
 
@@ -137,7 +142,7 @@ def assign_skews(
 
     Args:
       skews: the skews of the run.
-      partition: the examples of each of the K clients, which share none.
+      partition: the examples of each of the K clients. With label skews they share none.
       dataset: the data set of the partition.
       seed: seed of the partition.
 
@@ -146,7 +151,8 @@ def assign_skews(
       skews; and the skews of the clients.
 
     Raises:
-      ConfigError: if the images cannot be transformed.
+      ConfigError: if the images cannot be transformed, and for label skews of clients that share
+        examples, since an example has one label.
     """
     num_classes = dataset.num_classes
     height, width, channels = dataset.input_shape
@@ -157,6 +163,7 @@ def assign_skews(
     labels, has_maps = np.asarray(dataset.train_labels), False
     for skew in skews:
         if isinstance(skew, LabelSkew):
+            _require_separate(skew, clients)
             changed = np.asarray(
                 _call(skew, skew.change_labels, _make_rng(skew, seed), clients, labels, num_classes)
             )
@@ -203,10 +210,26 @@ def _require_positions(
     expected = f"{num_clients} arrays of positions, one for each client"
     require(isinstance(clients, Sequence), description, clients, expected)
     require(len(clients) == num_clients, f"length of {description}", len(clients), expected)
-    return [
+    arrays = [
         require_positions(f"{description} for client {client}", positions, num_examples)
         for client, positions in enumerate(clients)
     ]
+    for client, positions in enumerate(arrays):
+        unique, counts = np.unique(positions, return_counts=True)
+        if (counts > 1).any():
+            text = f"example {int(unique[counts.argmax()])} {int(counts.max())} times"
+            require(False, f"{description} for client {client}", text, "different examples")
+    return arrays
+
+
+def _require_separate(skew: Skew, clients: Sequence[np.ndarray]) -> None:
+    """Raise ConfigError if clients share examples, which a skew would change for all of them."""
+    counts = np.unique(np.concatenate(clients), return_counts=True)[1]
+    if num_shared := int((counts > 1).sum()):
+        expected = (
+            f"clients that share no examples ({num_shared} examples belong to several clients)"
+        )
+        require(False, "skew", skew.name, expected)
 
 
 def _validate_transform(

@@ -1,8 +1,10 @@
 """CSV files of measured devices."""
 
+import csv
 import hashlib
 import os
-from collections.abc import Collection
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,10 +44,10 @@ class TraceModel(SystemModel):
 
 def read_trace(
     owner: TraceModel,
-    columns: Collection[str],
+    columns: Sequence[str],
     *,
-    optional: Collection[str] = (),
-    labels: Collection[str] = (),
+    optional: Sequence[str] = (),
+    labels: Sequence[str] = (),
 ) -> pd.DataFrame:
     """Read the CSV file of a kind of system heterogeneity.
 
@@ -59,20 +61,33 @@ def read_trace(
       The rows of the file.
 
     Raises:
-      ConfigError: if the file is missing, has another digest than the settings, lacks a column, or
-        has a value that is no number above 0 or an empty text. A start may be 0.
+      ConfigError: if the file is missing or has another digest than the settings. Also if it lacks
+        a column or has another or a repeated column, if a row has more values than columns, and
+        for a value that is no number above 0 or an empty text. A start may be 0.
     """
     prefix = f"{display_name('system')} {owner.name}:path = {owner.path!r}"
     owner.compute_digest()
+    accepted = (*labels, *columns, *optional)
     try:
+        header = _read_header(owner.path)
+        _require_columns(prefix, header, (*labels, *columns), accepted)
         text_columns = dict.fromkeys(labels, str)
-        table = pd.read_csv(owner.path, dtype=text_columns, skipinitialspace=True)
+        with warnings.catch_warnings():
+            # Otherwise pandas drops values without a column, or reads them as an index.
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            table = pd.read_csv(
+                owner.path,
+                names=header,
+                header=0,
+                index_col=False,
+                dtype=text_columns,
+                skipinitialspace=True,
+            )
+    except pd.errors.ParserWarning as error:
+        expected = f"{len(header)} values in each row, one for each column"
+        raise ConfigError(f"{prefix}: rows have more values: expected {expected}") from error
     except (pd.errors.ParserError, pd.errors.EmptyDataError, OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{prefix}: no CSV file: {error}") from error
-    table.columns = table.columns.astype(str).str.strip()
-    if missing := [name for name in (*labels, *columns) if name not in table]:
-        names = ", ".join(map(str, table.columns))
-        raise ConfigError(f"{prefix}: expected the column {missing[0]}; the file has {names}")
     for name in labels:
         if len(rows := np.flatnonzero(table[name].isna())):
             raise ConfigError(f"{prefix}: column {name}: row {rows[0] + 1} is empty")
@@ -89,6 +104,37 @@ def read_trace(
             raise ConfigError(f"{prefix}: column {name}: {value}: expected numbers above 0")
         table[name] = values
     return table
+
+
+def _read_header(path: str) -> list[str]:
+    """Return the names of the columns of a CSV file.
+
+    Raises:
+      EmptyDataError: if the file is empty.
+    """
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        rows = csv.reader(file, skipinitialspace=True)
+        try:
+            header = next((row for row in rows if row), None)
+        except csv.Error as error:
+            raise pd.errors.ParserError(str(error)) from error
+    if header is None:
+        raise pd.errors.EmptyDataError("the file is empty")
+    return [name.strip() for name in header]
+
+
+def _require_columns(
+    prefix: str, header: Sequence[str], required: Sequence[str], accepted: Sequence[str]
+) -> None:
+    """Raise ConfigError unless a file has the required columns once, and no unknown ones."""
+    names = ", ".join(header)
+    if missing := [name for name in required if name not in header]:
+        raise ConfigError(f"{prefix}: expected the column {missing[0]}; the file has {names}")
+    if unknown := [name for name in header if name not in accepted]:
+        valid = ", ".join(accepted)
+        raise ConfigError(f"{prefix}: column {unknown[0]!r}: expected one of {valid}")
+    if repeated := [name for name in accepted if header.count(name) > 1]:
+        raise ConfigError(f"{prefix}: expected the column {repeated[0]} once; the file has {names}")
 
 
 def draw_devices(rng: np.random.Generator, num_devices: int, num_clients: int) -> np.ndarray:

@@ -123,6 +123,7 @@ INVALID_VALUES = {
     "labels": (LabelSkew, "change_labels", lambda s, r, c, labels, n: labels + 5, "from 0 to 9"),
     "clients": (AmountSkew, "select_examples", lambda s, r, c, y, n: c[1:], "3 arrays"),
     "positions": (AmountSkew, "select_examples", lambda s, r, c, y, n: [[-1]] * 3, "position"),
+    "repeats": (AmountSkew, "select_examples", lambda s, r, c, y, n: [[3, 3]] * 3, "3 2 times"),
     "phases": (DriftSkew, "select_active", lambda s, r, c, y, n: [c], "10 lists"),
 }
 

@@ -17,8 +17,9 @@ from fedjax_het import (
 )
 from fedjax_het.core.example_transform import make_skew_inputs
 from fedjax_het.core.rng import Stream, make_stream_key
+from fedjax_het.data import partition_from_clients
 from fedjax_het.runtime.data_assignment import build_partition
-from fedjax_het.skews import SKEW_SETTING, SKEWS, Noise, Quantity
+from fedjax_het.skews import SKEW_SETTING, SKEWS, LongTail, Noise, Quantity
 from fedjax_het.skews.assignment import assign_skews, select_examples
 
 SETTINGS = {
@@ -229,3 +230,29 @@ def test_averages_of_images_exclude_skews_of_images():
 def test_label_skew_excludes_a_partition():
     with pytest.raises(ConfigError, match=r"alpha = 0.5: expected no value: skew label is"):
         RunSpec(**SETTINGS, skew="label:alpha=0.1").resolved()
+
+
+SHARED = partition_from_clients([range(60), range(40, 100), range(100, 160)])
+
+
+@pytest.mark.parametrize("skew", ["concept", "label_noise", "quantity", "power_law"])
+def test_skews_that_clients_cannot_share_are_one_line(skew):
+    expected = rf"^skew = '{skew}': expected clients that share no examples \(20 examples belong"
+    with pytest.raises(ConfigError, match=expected):
+        simulate(RunSpec(model="mlp", num_clients=3, rounds=1, skew=skew), partition=SHARED)
+
+
+def test_long_tail_counts_an_example_of_several_clients_once():
+    labels = np.arange(160) % 2
+    skewed = select_examples([LongTail(ratio=4)], SHARED, labels, 2, 0)
+    clients = [set(skewed.client_indices(k).tolist()) for k in range(3)]
+    kept = set().union(*clients)
+    assert clients == [kept & set(SHARED.client_indices(k).tolist()) for k in range(3)]
+    assert np.bincount(labels[[*kept]]).tolist() == [80, 20]
+
+
+@pytest.mark.parametrize("skew", ["label:alpha=1", "natural"])
+def test_own_partition_excludes_skews_that_are_partitions(skew):
+    spec = RunSpec(model="mlp", num_clients=3, rounds=1, skew=["noise", skew])
+    with pytest.raises(ConfigError, match=f"^skew = '{skew[:5]}.*expected a skew that is no part"):
+        simulate(spec, partition=SHARED)

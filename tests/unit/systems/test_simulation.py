@@ -303,6 +303,11 @@ def test_combinations_that_are_refused(models, message):
         ("start,end\n0,5\n", "expected the column device; the file has start, end"),
         ("device,start,end\na,0,5\n,1,2\n", "column device: row 2 is empty"),
         ("device,start,end\n1,0,5\na,5,2\n", "row 2 has start 5, end 2: expected an end after"),
+        ("step_seconds\n0.1,5\n", "more values: expected 1 values in each row"),
+        ("step_seconds,upload\n0.1,5\n0.1,5,7\n", "no CSV file: .*Expected 2 fields in line 3"),
+        ("step_seconds,upload\n0.1\n", "column upload: row 1 has nan: expected numbers above 0"),
+        ("step_seconds,Upload\n1,2\n", "'Upload': expected one of step_seconds, upload, download"),
+        ("step_seconds, upload ,upload\n1,2,3\n", "expected the column upload once; the file has"),
     ],
 )
 def test_bad_traces_are_one_line(tmp_path, text, message):
