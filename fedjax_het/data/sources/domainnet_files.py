@@ -14,6 +14,7 @@ from fedjax_het.data.array_cache import load_or_build_arrays
 from fedjax_het.data.sources.domainnet import CLASSES, DOMAINS, decode_resized, join_domains
 from fedjax_het.data.sources.source import (
     FILE_ORDER,
+    READ_ERRORS,
     Content,
     PublishedDataset,
     Source,
@@ -109,7 +110,7 @@ def _open(place: Path) -> Iterator[Callable[[str], bytes]]:
 def _decode(read: Callable[[str], bytes], path: str) -> np.ndarray:
     try:
         return decode_resized(read(path))
-    except (OSError, KeyError, ValueError, SyntaxError, zipfile.BadZipFile) as error:
+    except (*READ_ERRORS, KeyError, ValueError, SyntaxError) as error:
         raise ConfigError(f"image {path} cannot be read ({error})") from error
 
 

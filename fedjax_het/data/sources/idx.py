@@ -3,7 +3,6 @@
 import gzip
 import math
 import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 
 from fedjax_het.data.sources.source import (
     FILE_ORDER,
+    READ_ERRORS,
     Content,
     PublishedDataset,
     Source,
@@ -129,7 +129,7 @@ def read_idx(path: Any, rank: int) -> np.ndarray:
     if content.startswith(_GZIP_MAGIC):
         try:
             content = gzip.decompress(content)
-        except (EOFError, OSError, zlib.error) as error:
+        except READ_ERRORS as error:
             raise ConfigError(f"{path} cannot be decompressed ({error})") from error
     magic = bytes((0, 0, _UINT8, rank))
     if content[:4] != magic:

@@ -1,5 +1,7 @@
 """Records of sources of data: formats in which others publish or store labeled images."""
 
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,8 @@ from fedjax_het.utils.registry import format_entry, get_keyword_parameters
 
 Content = tuple[dict[str, np.ndarray], dict[str, Any]]
 """Arguments of `dataset_from_arrays`: arrays by name, and facts by name, such as class names."""
+READ_ERRORS = (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+"""Errors of missing and damaged files and archives, also of encrypted ones."""
 FILE_ORDER = "files"
 """Order of examples as in the files of the authors."""
 _READER_ARGUMENTS = ("location", "cache_dir")
@@ -142,8 +146,9 @@ def read_file(path: Any) -> bytes:
         return path.read_bytes()
     except (FileNotFoundError, KeyError) as error:
         raise ConfigError(f"no file {path}") from error
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror or error})") from error
+    except READ_ERRORS as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path} cannot be read ({reason})") from error
 
 
 def read_records(path: Path, num_bytes: int) -> np.ndarray:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_het.data.sources.by_user import USER_ORDER, UserExamples, join_users
-from fedjax_het.data.sources.source import Content, Source, list_files
+from fedjax_het.data.sources.source import READ_ERRORS, Content, Source, list_files
 from fedjax_het.data.sources.splits import SplitArrays, TestFraction, load_splits
 from fedjax_het.utils.errors import ConfigError
 
@@ -73,7 +73,9 @@ def _iter_users(path: Path, image: str | None, label: str | None) -> Iterator[Us
                 images = columns[_find_column(columns, image, _IMAGES, "image")][()]
                 labels = columns[_find_column(columns, label, _LABELS, "label")][()]
                 yield UserExamples(user, images[..., None] if images.ndim == 3 else images, labels)
-    except (OSError, KeyError, AttributeError, RuntimeError) as error:
+    except ConfigError:
+        raise
+    except (*READ_ERRORS, KeyError, ValueError, AttributeError, TypeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(
             f"{path} cannot be read ({reason}): expected a file of TensorFlow Federated"

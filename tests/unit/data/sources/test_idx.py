@@ -87,3 +87,11 @@ def test_unusable_archive(tmp_path):
     (tmp_path / "gzip.zip").write_bytes(b"no archive")
     with pytest.raises(ConfigError, match=r"gzip\.zip cannot be read as a zip archive"):
         load_dataset("emnist_byclass", data_dir=tmp_path)
+    content = b"some text that is stored as it is"
+    with zipfile.ZipFile(tmp_path / "gzip.zip", "w") as archive:
+        for name in ("images-idx3", "labels-idx1"):
+            archive.writestr(f"emnist-byclass-train-{name}-ubyte", content)
+    damaged = (tmp_path / "gzip.zip").read_bytes().replace(b"some text", b"more text")
+    (tmp_path / "gzip.zip").write_bytes(damaged)
+    with pytest.raises(ConfigError, match=r"images-idx3-ubyte cannot be read \(Bad CRC-32"):
+        load_dataset("emnist_byclass", data_dir=tmp_path)
