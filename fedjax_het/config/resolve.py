@@ -51,7 +51,7 @@ from fedjax_het.data import (
 from fedjax_het.data.dataset_registry import is_read_by_package, require_dataset_name
 from fedjax_het.metrics.registry import parse_metrics
 from fedjax_het.nn import NETWORKS
-from fedjax_het.skews import PARTITION_SKEWS, SKEW_SETTING, FeatureSkew, Skew
+from fedjax_het.skews import PARTITION_SKEWS, SKEW_SETTING, DriftSkew, FeatureSkew, Skew
 from fedjax_het.systems import (
     SYSTEM_SETTING,
     AdaptiveSelection,
@@ -334,8 +334,8 @@ def _resolve_skew(
       missing: defaults of settings that the user has not set.
 
     Returns:
-      The settings, in which the skew has its canonical order and lacks skews that change nothing;
-      the defaults; and the skews.
+      The settings, in which the skew has its canonical order, lacks skews that change nothing and
+      has the rounds of its drifts; the defaults; and the skews.
     """
     skew = dict(raw.skew)
     kinds = {key.partition(".")[0] for key in skew} & PARTITION_SKEWS.keys()
@@ -350,6 +350,11 @@ def _resolve_skew(
         raw = update_settings(raw, partition=partition, partition_options=options)
         missing = {name: v for name, v in missing.items() if name not in _LABEL_SKEW_SETTINGS}
     resolved, skews = SKEW_SETTING.resolve(skew)
+    num_rounds = missing.get("rounds", raw.rounds)
+    drifts = [kind for kind in skews if isinstance(kind, DriftSkew) and kind.rounds is None]
+    if drifts:
+        default_rounds = {f"{kind.name}.rounds": num_rounds for kind in drifts}
+        resolved, skews = SKEW_SETTING.resolve(resolved | default_rounds)
     return update_settings(raw, skew=resolved), missing, skews
 
 

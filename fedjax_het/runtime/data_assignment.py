@@ -457,7 +457,7 @@ def assign_data(
         validation,
         client_skews.select(participants.ids),
         skewed_dataset,
-        select_active(skews, partition, dataset.train_labels, num_classes, seed),
+        select_active(skews, partition, dataset.train_labels, num_classes, seed, spec.rounds),
     )
 
 

@@ -10,11 +10,13 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.algorithms import get_algorithm_spec
+from fedjax_het.config.kind_settings import KIND_SETTINGS
 from fedjax_het.core.contract_checks import without_trace_frames
 from fedjax_het.core.execution_plan import PER_RUN
 from fedjax_het.core.rng import Stream
 from fedjax_het.core.round_evaluation import make_missing_metrics
 from fedjax_het.core.run_mapping import describe_plan
+from fedjax_het.core.schedule import AdaptiveScheduler
 from fedjax_het.core.state_paging import StatePager
 from fedjax_het.runtime.build import PreparedRun, RunGroup
 from fedjax_het.runtime.candidate_losses import make_candidate_curves
@@ -189,10 +191,27 @@ def log_run_header(group_state: GroupState) -> None:
     warn_batch_norm_padding(spec, group.program.signature, runs[0].partition.sizes)
     if dataset.note:
         log.info("note: %s", dataset.note)
-    algorithm_spec = get_algorithm_spec(spec.algorithm, spec.options)
-    if spec.hyperparameters.get("local_lr") == 0:
-        log.warning("note: learning_rate = 0: clients do not train")
-    if any(not run.scheduler.work_counts.participants.any() for run in runs):
-        log.warning("note: no client sends an update in any round: the model does not change")
-    for remark in algorithm_spec.settings_warnings(spec, algorithm_spec):
-        log.warning("note: %s", remark)
+    warn_about_settings(runs)
+
+
+def warn_about_settings(prepared_runs: Sequence[PreparedRun]) -> None:
+    """Log warnings of settings without effect, and of runs that do not train, each line once.
+
+    Args:
+      prepared_runs: runs of one method.
+    """
+    warnings: list[str] = []
+    for run in prepared_runs:
+        spec = run.spec
+        if spec.hyperparameters.get("local_lr") == 0:
+            warnings.append("learning_rate = 0: clients do not train")
+        is_planned = not isinstance(run.scheduler, AdaptiveScheduler)
+        if is_planned and not run.scheduler.work_counts.participants.any():
+            warnings.append("no client sends an update in any round: the model does not change")
+        algorithm_spec = get_algorithm_spec(spec.algorithm, spec.options)
+        warnings += algorithm_spec.settings_warnings(spec, algorithm_spec)
+        for setting in KIND_SETTINGS.values():
+            for kind in setting.parse(getattr(spec, setting.name)):
+                warnings += kind.list_warnings(spec)
+    for warning in dict.fromkeys(warnings):
+        log.warning("note: %s", warning)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from fedjax_het.runtime.build import RunGroup
 from fedjax_het.runtime.callbacks import Callback, CallbackRunner
 from fedjax_het.runtime.checkpointing import UNFINISHED_FOLDER, CheckpointWriter, delete_checkpoint
-from fedjax_het.runtime.group_init import init_group
+from fedjax_het.runtime.group_init import init_group, warn_about_settings
 from fedjax_het.runtime.group_state import GroupState
 from fedjax_het.runtime.progress import END, START, Progress
 from fedjax_het.runtime.result_builder import build_results
@@ -104,6 +104,8 @@ class GroupRunner:
         prepared_runs = [self.group.prepared_runs[slot] for slot in self.slots]
         records = [job.record for job in self.active_jobs.values() if job.record is not None]
         group_state = init_group(self.group, prepared_runs, progress=progress, records=records)
+        if not records:  # otherwise the runs have begun
+            warn_about_settings(prepared_runs)
         has_early_stopping = any(run.spec.has_early_stopping for run in self.group.prepared_runs)
         if has_early_stopping and self.folders is not None:
             group_state.pause_every = math.ceil(group_state.total_rounds / NUM_PAUSES)

@@ -101,6 +101,7 @@ def select_active(
     labels: np.ndarray,
     num_classes: int,
     seed: int,
+    num_rounds: int,
 ) -> Drift | None:
     """Apply the drifts of a run.
 
@@ -110,14 +111,18 @@ def select_active(
       labels: labels of the training examples, integers `[N]`.
       num_classes: number of classes, C.
       seed: seed of the partition.
+      num_rounds: rounds of a drift that states none.
 
     Returns:
       The active examples; None for a run without drift.
+
+    Raises:
+      ConfigError: for drifts of different numbers of rounds.
     """
     chosen = [skew for skew in skews if isinstance(skew, DriftSkew)]
     if not chosen:
         return None
-    all_rounds = {skew.rounds for skew in chosen}
+    all_rounds = {skew.rounds or num_rounds for skew in chosen}
     require(len(all_rounds) == 1, "skew rounds", sorted(all_rounds), "one number for all drifts")
     clients = [partition.client_indices(k) for k in range(partition.num_clients)]
     phases = [clients] * NUM_PHASES

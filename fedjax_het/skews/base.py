@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from fedjax_het.utils.config import PositiveInt
+from fedjax_het.utils.errors import display_name, require
 from fedjax_het.utils.kinds import Kind
 
 Tree = Any
@@ -77,8 +78,26 @@ class LevelSkew(Skew):
 
         Returns:
           Group numbers from 0, int64 `[K]`.
+
+        Raises:
+          ConfigError: if there are more groups than clients.
         """
+        argument, expected = (
+            f"skew {self.name}:groups",
+            f"at most {num_clients}, the number of clients",
+        )
+        require(self.groups <= num_clients, argument, self.groups, expected)
         return rng.permutation(np.arange(num_clients) % self.groups)
+
+    def list_warnings(self, run):
+        """Return warnings of groups without effect."""
+        prefix = f"{display_name('skew')} {self.name}:groups = {self.groups} has no effect"
+        if self.levels != "groups":
+            has_default = self.groups == type(self)().groups
+            return [] if has_default else [f"{prefix} with levels = {self.levels}"]
+        return (
+            [f"{prefix}: the skew changes the groups after the first"] if self.groups == 1 else []
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

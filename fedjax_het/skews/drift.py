@@ -8,6 +8,7 @@ import numpy as np
 
 from fedjax_het.skews.base import Skew
 from fedjax_het.utils.config import Bounds, PositiveInt, UnitInterval
+from fedjax_het.utils.errors import display_name
 
 NUM_PHASES = 10
 """Number of phases of a drift. The examples are constant within a phase."""
@@ -17,7 +18,7 @@ NUM_PHASES = 10
 class DriftSkew(Skew):
     """A skew that selects the active examples of each client in each phase of a run.
 
-    A drift has `NUM_PHASES` phases of equal length in its first `rounds` rounds; the last phase
+    A drift has `NUM_PHASES` phases of equal length in the first `rounds` rounds; the last phase
     lasts until the end of the run.
 
     Example:
@@ -26,8 +27,15 @@ class DriftSkew(Skew):
       ['drift', 'arrival', 'churn']
     """
 
-    rounds: PositiveInt = 50
-    "Rounds of the drift."
+    rounds: PositiveInt | None = None
+    "Rounds of the drift (default: the rounds of the run)."
+
+    def list_warnings(self, run):
+        """Return a warning of phases after the end of the run."""
+        if self.rounds is None or self.rounds <= run.rounds:
+            return []
+        prefix = f"{display_name('skew')} {self.name}:rounds = {self.rounds}"
+        return [f"{prefix}: the run ends after {run.rounds} rounds, before the last phase"]
 
     @abstractmethod
     def select_active(

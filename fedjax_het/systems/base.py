@@ -1,11 +1,13 @@
 """`SystemModel`, the base class of all kinds of system heterogeneity."""
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from fedjax_het.core.rng import Stream, make_host_rng
+from fedjax_het.core.schedule import compute_cohort_size
+from fedjax_het.utils.errors import display_name
 from fedjax_het.utils.kinds import Kind
 
 
@@ -64,3 +66,10 @@ class SystemModel(Kind):
           NumPy Generator.
         """
         return make_host_rng(seed, Stream.SYSTEM, *self.name.encode(), *path)
+
+    def _warn_if_all_take_part(self, run: Any) -> list[str]:
+        """Return a warning if the server selects all clients, so that the kind has no effect."""
+        if compute_cohort_size(run.num_clients, run.participation) < run.num_clients:
+            return []
+        reason = f"participation = {run.participation:g}: all clients take part"
+        return [f"{display_name('system')} {self.name} has no effect with {reason}"]

@@ -107,6 +107,10 @@ class Oort(AdaptiveSelection):
     description: ClassVar[str] = "clients with useful data and fast devices"
     strength: ClassVar[str] = "alpha"
 
+    def list_warnings(self, run):
+        """Return a warning if all clients take part in every round."""
+        return [] if self.blacklist_rounds else self._warn_if_all_take_part(run)
+
     def start(self, federation):
         """Return the state without any participation."""
         num_clients = federation.num_clients

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from fedjax_het.systems.base import SystemModel
 from fedjax_het.utils.config import Bounds, PositiveFloat, UnitInterval
+from fedjax_het.utils.errors import display_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,13 @@ class PartialWork(SystemModel):
     description: ClassVar[str] = "selected clients do a drawn part of local training"
     strength: ClassVar[str] = "stragglers"
 
+    def list_warnings(self, run):
+        """Return a warning of a single epoch, of which each part is rounded up to it."""
+        if self.unit == "steps" or run.local_epochs != 1:
+            return []
+        prefix = f"{display_name('system')} {self.name} has no effect with local_epochs = 1"
+        return [f"{prefix}: the work is rounded up to whole epochs; unit=steps counts minibatches"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class OverSelection(SystemModel):
@@ -68,6 +76,10 @@ class OverSelection(SystemModel):
     strength: ClassVar[str] = "factor"
     needs_clock: ClassVar[bool] = True
     neutral: ClassVar[float | None] = 1
+
+    def list_warnings(self, run):
+        """Return a warning if all clients take part."""
+        return self._warn_if_all_take_part(run)
 
 
 @dataclass(frozen=True, kw_only=True)

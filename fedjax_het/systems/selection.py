@@ -74,6 +74,10 @@ class SelectionBySize(ClientSelection):
     strength: ClassVar[str] = "power"
     neutral: ClassVar[float | None] = 0
 
+    def list_warnings(self, run):
+        """Return a warning if all clients take part."""
+        return self._warn_if_all_take_part(run)
+
     def select(self, federation, available, count, *path):
         """Draw the clients that have examples."""
         available = available[federation.sizes[available] > 0]
@@ -244,6 +248,10 @@ class PowerOfChoice(AdaptiveSelection):
     name: ClassVar[str] = "power_of_choice"
     description: ClassVar[str] = "clients with the largest losses among drawn candidates"
     strength: ClassVar[str] = "factor"
+
+    def list_warnings(self, run):
+        """Return a warning if all clients take part."""
+        return self._warn_if_all_take_part(run)
 
     @property
     def loss_reports(self):

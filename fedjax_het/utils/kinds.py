@@ -44,6 +44,17 @@ class Kind(Config, ABC):
         """Whether the kind changes nothing."""
         return self.neutral is not None and getattr(self, self.strength) == self.neutral
 
+    def list_warnings(self, run: Any) -> list[str]:
+        """Return warnings of fields, or of the whole kind, without effect in a run.
+
+        Args:
+          run: resolved settings of the run.
+
+        Returns:
+          Lines that name the setting, the kind and the field.
+        """
+        return []
+
 
 KindT = TypeVar("KindT", bound=Kind)
 
@@ -131,15 +142,21 @@ class KindSetting(Generic[KindT]):
         kinds: list[KindT] = []
         for name, entry in self.registry.items():
             if name in fields_by_name:
-                if _is_infinite_and_neutral(entry.make, fields_by_name[name]):
-                    continue
-                types = field_types(entry.make)
+                fields, types = fields_by_name[name], field_types(entry.make)
+                is_neutral = _is_infinite_and_neutral(entry.make, fields)
+                if is_neutral:  # infinity is no valid value of a field
+                    fields = {n: v for n, v in fields.items() if n != entry.make.strength}
                 with display_names({field: f"{self.name} {name}:{field}" for field in types}):
-                    kinds.append(parse_config(entry.make, fields_by_name[name]))
+                    kind = parse_config(entry.make, fields)
+                if not is_neutral:
+                    kinds.append(kind)
         return tuple(kind for kind in kinds if not kind.is_neutral)
 
     def resolve(self, settings: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[KindT, ...]]:
-        """Return validated settings in the order of the registry, without neutral kinds.
+        """Return validated settings in the order of the registry.
+
+        They contain the strength of each kind and the fields that differ from their defaults.
+        Neutral kinds are left out.
 
         Args:
           settings: values by kind and field, see `to_settings`.
@@ -151,12 +168,7 @@ class KindSetting(Generic[KindT]):
           ConfigError: for an unknown kind or field, or a value that does not fit.
         """
         kinds = self.parse(settings)
-        resolved = {
-            key: getattr(kind, field)
-            for kind in kinds
-            for field in field_types(type(kind))
-            if (key := f"{kind.name}.{field}") in settings or field == kind.strength
-        }
+        resolved = {name: value for kind in kinds for name, value in _to_fields(kind).items()}
         return resolved, kinds
 
     def to_settings(self, value: Any) -> dict[str, Any]:

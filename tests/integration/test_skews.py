@@ -213,6 +213,10 @@ def test_forms_of_the_setting_are_equal():
         (3, "skew = 3: expected a list of skews"),
         ([["noise"], ["blur"]], r"skew = .*'blur'\]\]: expected one list of skews; a sweep"),
         ("color", "skew color = .*: expected images of three channels"),
+        (
+            "rotation:groups=7",
+            "skew rotation:groups = 7: expected at most 6, the number of clients",
+        ),
     ],
 )
 def test_wrong_skew_is_one_line(skew, message):
@@ -256,3 +260,21 @@ def test_own_partition_excludes_skews_that_are_partitions(skew):
     spec = RunSpec(model="mlp", num_clients=3, rounds=1, skew=["noise", skew])
     with pytest.raises(ConfigError, match=f"^skew = '{skew[:5]}.*expected a skew that is no part"):
         simulate(spec, partition=SHARED)
+
+
+@pytest.mark.parametrize(
+    ("skew", "message"),
+    [
+        ("noise:groups=3", "noise:groups = 3 has no effect with levels = ramp"),
+        ("rotation:groups=1", "rotation:groups = 1 has no effect: the skew changes the groups"),
+        ("concept:groups=1", "concept:groups = 1 has no effect: the skew changes the groups"),
+        ("churn:rounds=5", "churn:rounds = 5: the run ends after 3 rounds, before the last phase"),
+        ("noise:levels=groups,groups=3", ""),
+        ("rotation", ""),
+        ("drift", ""),
+    ],
+)
+def test_fields_without_effect_have_a_warning(skew, message):
+    spec = RunSpec(**SETTINGS, skew=skew).resolved()
+    warnings = [text for kind in SKEW_SETTING.parse(spec.skew) for text in kind.list_warnings(spec)]
+    assert len(warnings) == bool(message) and message in "".join(warnings)

@@ -5,7 +5,7 @@ import pytest
 from support.small_runs import KilledError, assert_results_equal, make_killing_callback
 
 from fedjax_het import ConfigError, Placement, RunSpec, grid, simulate, sweep
-from fedjax_het.systems import SYSTEMS, Deadline, Speed
+from fedjax_het.systems import SYSTEM_SETTING, SYSTEMS, Deadline, Speed
 
 SETTINGS = {
     "model": "mlp",
@@ -106,8 +106,46 @@ def test_costs_count_selected_and_arrived_clients():
 
 
 def test_run_without_an_update_has_a_warning(caplog):
+    expected = "no client sends an update in any round"
     run("availability:probability=0", rounds=1)
-    assert "no client sends an update in any round" in caplog.text
+    assert caplog.text.count(expected) == 1
+    caplog.clear()
+    specs = grid(**{**SETTINGS, "rounds": 1}, system="dropout:probability=1", seed=[0, 1])
+    sweep(specs, progress=None)
+    assert f"note: {expected}: the model does not change" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("system", "settings", "message"),
+    [
+        ("partial_work", {"local_epochs": 1}, "partial_work has no effect with local_epochs = 1"),
+        ("partial_work:unit=steps", {"local_epochs": 1}, ""),
+        ("partial_work", {}, ""),
+        *(
+            (kind, {"participation": 1}, f"{kind} has no effect with participation = 1")
+            for kind in ("selection_by_size", "power_of_choice", "oort", "over_selection")
+        ),
+        ("cyclic_selection", {"participation": 1}, ""),
+        ("oort:blacklist_rounds=3", {"participation": 1}, ""),
+        ("selection_by_size", {}, ""),
+    ],
+)
+def test_kinds_without_effect_have_a_warning(system, settings, message):
+    spec = RunSpec(**{**SETTINGS, **settings}, system=["speed", system]).resolved()
+    warnings = [
+        text for kind in SYSTEM_SETTING.parse(spec.system) for text in kind.list_warnings(spec)
+    ]
+    assert len(warnings) == bool(message) and message in "".join(warnings)
+
+
+def test_a_default_in_the_text_does_not_change_the_run():
+    texts = ("deadline:seconds=5", "deadline:seconds=5,late=drop"), ("noise", "noise:levels=ramp")
+    for (short, long), name in zip(texts, ("system", "skew"), strict=True):
+        specs = [
+            RunSpec(**SETTINGS, **{name: ["speed", text] if name == "system" else text})
+            for text in (short, long)
+        ]
+        assert specs[0].digest() == specs[1].digest()
 
 
 def test_rounds_without_a_client_keep_the_model():
@@ -173,6 +211,7 @@ def test_trace_is_part_of_the_record(tmp_path):
         ),
         (["availability", "markov"], "system: availability and markov: expected one of them"),
         (["speed", "deadline:late=never"], "system deadline:late = 'never' .*expected drop"),
+        ("deadline:seconds=inf,late=never", "system deadline:late = 'never' .*expected drop"),
     ],
 )
 def test_wrong_system_is_one_line(system, message):

@@ -24,7 +24,7 @@ ABSENT = partition_from_clients([own[: SIZE * (k % 3 > 0)] for k, own in enumera
 
 
 def select(*skews, seed=1):
-    return select_active(skews, PARTITION, LABELS, NUM_CLASSES, seed)
+    return select_active(skews, PARTITION, LABELS, NUM_CLASSES, seed, num_rounds=50)
 
 
 def test_windows_slide_over_the_classes():
@@ -84,6 +84,16 @@ def test_phases_of_rounds():
     drift = select(LabelDrift(rounds=20))
     assert [drift.get_phase(r) for r in (0, 1, 2, 19, 20, 500)] == [0, 0, 1, 9, 9, 9]
     assert len(drift.partitions) == NUM_PHASES
+
+
+def test_a_drift_lasts_for_the_run_by_default():
+    settings = {"model": "mlp", "rounds": 20}
+    specs = [
+        RunSpec(**settings, skew=skew).resolved()
+        for skew in (["drift"], ["drift:rounds=20"], ["drift:width=0.5,rounds=10", "churn"])
+    ]
+    assert specs[0] == specs[1] and specs[0].skew == {"drift.rounds": 20, "drift.width": 0.5}
+    assert [specs[2].skew[f"{name}.rounds"] for name in ("drift", "churn")] == [10, 20]
 
 
 def test_drifts_combine_by_intersection():
