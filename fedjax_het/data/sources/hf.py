@@ -133,12 +133,15 @@ def _read_files(paths: list[Path]) -> Any:
         try:
             if path.suffix == ".arrow":
                 with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
-                    tables.append(reader.read_all())
+                    table = reader.read_all()
             else:
-                tables.append(pq.read_table(path))
-        except (pa.ArrowException, OSError) as error:
+                table = pq.read_table(path)
+            table.validate(full=True)  # Arrow files have no checksums
+            str(table.schema)  # decodes all names
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             reason = " ".join(str(error).split())[:200]
             raise ConfigError(f"{path} cannot be read ({reason})") from error
+        tables.append(table)
     try:
         return pa.concat_tables(tables)
     except pa.ArrowException as error:
