@@ -25,7 +25,7 @@ from fedjax_het.analysis.render import (
     format_number,
 )
 from fedjax_het.config.comparison import describe_unequal_settings, find_unequal_settings
-from fedjax_het.config.kind_settings import KIND_SETTINGS
+from fedjax_het.config.kind_settings import KIND_SETTINGS, get_neutral_strength
 from fedjax_het.config.protocols import describe_protocol
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.config.settings import HYPERPARAMETER_SETTINGS
@@ -379,10 +379,26 @@ def get_method_title(name: str) -> str:
 
 
 def describe_settings(settings: dict[str, Any]) -> str:
-    """Describe settings in a few words: `FedProx, alpha 0.1, prox_mu 0.01`; None is left out."""
-    return ", ".join(
-        _describe_setting(name, value) for name, value in settings.items() if not is_missing(value)
-    )
+    """Describe settings in a few words: `FedProx, alpha 0.1, prox_mu 0.01`.
+
+    None is left out. So are strengths of skews and systems that change nothing, unless there is
+    only one strength.
+
+    Args:
+      settings: values by column.
+
+    Returns:
+      The words; "none" for several strengths that change nothing.
+    """
+    neutral_strengths = {name: get_neutral_strength(name) for name in settings}
+    strengths = [name for name, neutral in neutral_strengths.items() if neutral is not None]
+    shown = {
+        name: value
+        for name, value in settings.items()
+        if not is_missing(value) and (len(strengths) < 2 or value != neutral_strengths[name])
+    }
+    text = ", ".join(_describe_setting(name, value) for name, value in shown.items())
+    return text or ("none" if strengths else "")
 
 
 def _describe_setting(name: str, value: Any) -> str:
@@ -561,7 +577,9 @@ def require_result_metric(results: "pd.DataFrame", metric: str, argument: str = 
     """
     settings = list_setting_columns(results)
     names = [n for n in results.columns if n not in settings and is_numeric(results[n])]
-    require_name(argument, metric, names)
+    if metric not in names:
+        declared = [name for name in names if get_metric_info(name).label]
+        require_name(argument, metric, declared or names)
 
 
 def get_metric_values(results: "pd.DataFrame", metric: str) -> "pd.Series":

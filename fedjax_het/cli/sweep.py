@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_origin
 import jax
 import tyro
 
+from fedjax_het.analysis.metric_columns import require_possible_metric
 from fedjax_het.cli.options import CommonOptions
 from fedjax_het.cli.plugins import import_plugins_once
 from fedjax_het.cli.results import ReportCommand, report_command
@@ -124,6 +125,9 @@ def sweep_command(command: SweepCommand) -> int:
     console.set_output_mode(quiet=command.quiet, as_json=command.json)
     console.log_to_stderr(logging.WARNING)
     specs = build_run_specs(command)
+    for argument, names in (("columns", command.columns), ("sort", (command.sort,))):
+        for name in filter(None, names):
+            require_possible_metric(argument, name, specs)
     if command.list:
         plan = plan_sweep(specs, command.output_dir)
         varying = list_varying_settings(spec for _, spec, _ in plan)

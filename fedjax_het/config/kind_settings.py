@@ -10,3 +10,24 @@ KIND_SETTINGS: dict[str, KindSetting[Any]] = {
     setting.name: setting for setting in (SKEW_SETTING, SYSTEM_SETTING)
 }
 """The settings by name."""
+
+
+def get_neutral_strength(column: str) -> float | None:
+    """Return the value of a column at which a kind changes nothing.
+
+    Args:
+      column: name of a setting with dots, such as "skew.noise.std".
+
+    Returns:
+      The neutral value if the column is the strength of a kind; None for other columns, and for
+      kinds that change a run at every strength.
+
+    Example:
+      >>> from fedjax_het.config.kind_settings import get_neutral_strength
+      >>> get_neutral_strength("skew.noise.std"), get_neutral_strength("skew.noise.levels")
+      (0, None)
+    """
+    setting, _, key = column.partition(".")
+    name, _, field = key.partition(".")
+    entry = KIND_SETTINGS[setting].registry.get(name) if setting in KIND_SETTINGS else None
+    return entry.make.neutral if entry is not None and field == entry.make.strength else None

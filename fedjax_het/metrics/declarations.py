@@ -87,7 +87,7 @@ _CURVE_INFOS: Mapping[str, MetricInfo] = {
     "simulated_seconds": _cost("Simulated time", "s"),
 }
 
-_SUMMARY_INFOS: Mapping[str, MetricInfo] = {
+SUMMARY_INFOS: Mapping[str, MetricInfo] = {
     "final_accuracy": _accuracy("Test accuracy", missing=UNDEFINED),
     # A method that learns nothing has small deviations and rises at once: neither is an advantage.
     "final_accuracy_std": _neutral("Deviation of the last five rounds", is_fraction=True),
@@ -136,6 +136,7 @@ _SUMMARY_INFOS: Mapping[str, MetricInfo] = {
         "Client samples per second", higher_is_better=True, missing=UNDEFINED
     ),
 }
+"""Declarations by name of values of the summary."""
 
 FAMILY_INFOS: Mapping[str, MetricInfo] = {
     "test_accuracy_": _accuracy("Test accuracy"),
@@ -150,7 +151,7 @@ Example:
   'Test accuracy'
 """
 
-INFOS: Mapping[str, MetricInfo] = {**_CURVE_INFOS, **_SUMMARY_INFOS}
+INFOS: Mapping[str, MetricInfo] = {**_CURVE_INFOS, **SUMMARY_INFOS}
 """Declarations by name of metrics by round and of values of the summary.
 
 `registry.METRICS` declares the metrics of the setting `metrics`.

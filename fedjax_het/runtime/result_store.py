@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedjax_het.config.kind_settings import get_neutral_strength
 from fedjax_het.config.resolve import USER_PROVIDED, is_horizon_dependent
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec, hash_settings
 from fedjax_het.config.settings import HYPERPARAMETER_SETTINGS, rename_former_settings
@@ -120,11 +121,16 @@ def compute_settings_digest(spec: RunSpec) -> str:
 
 
 def _build_dataframe(results: Iterable[tuple[str, Result]]) -> "pd.DataFrame":
+    """Return a row per result; runs without a kind that others have, have its neutral strength."""
     import pandas as pd
 
     rows = [_build_row(digest, result) for digest, result in results]
     names = ("digest", "settings", *RunSpec.__dataclass_fields__, *SUMMARY_NUMBERS)
-    return pd.DataFrame(rows, columns=None if rows else list(names))
+    frame = pd.DataFrame(rows, columns=None if rows else list(names))
+    for column in frame.columns:  # a run without noise is a run with noise of strength 0
+        if (neutral := get_neutral_strength(column)) is not None:
+            frame[column] = frame[column].fillna(neutral)
+    return frame
 
 
 def _build_row(digest: str, result: Result) -> dict[str, Any]:

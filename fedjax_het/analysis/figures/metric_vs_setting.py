@@ -43,6 +43,7 @@ from fedjax_het.analysis.overview import (
     summarize_runs,
 )
 from fedjax_het.analysis.render import choose_number_format, format_number
+from fedjax_het.config.kind_settings import get_neutral_strength
 from fedjax_het.metrics.registry import get_metric_info
 from fedjax_het.runtime.result_store import select_newest
 from fedjax_het.utils.config import validate_arguments
@@ -405,9 +406,16 @@ def find_numeric_pair(results: "pd.DataFrame", by: Sequence[str] | None = None) 
     names.sort(key=lambda name: name != "alpha")
     for pair in map(list, itertools.combinations(names, 2)):
         for _, runs in group_runs(results, ["algorithm"]):
-            if (runs[pair].dropna().nunique() > 1).all():
+            cells = runs[pair].dropna()
+            if (cells.nunique() > 1).all() and not _are_alternatives(cells):
                 return pair
     return []
+
+
+def _are_alternatives(cells: "pd.DataFrame") -> bool:
+    """Return whether at most one of two settings changes each run: skews that do not combine."""
+    neutral_strengths = [get_neutral_strength(name) for name in cells]
+    return None not in neutral_strengths and not (cells != neutral_strengths).all(axis=1).any()
 
 
 def _draw_cells(

@@ -70,6 +70,23 @@ def test_run_dynafed_writes_images(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--columns", "split.size_ginni"], "--columns = 'split.size_ginni' is unknown: did you"),
+        (["--sort", "made"], "--sort = 'made' is unknown"),
+        (["--sort", "test_accuracy"], "--sort = 'test_accuracy' is unknown: did you mean 'best_"),
+        (["--sort", "split.feature_distance"], "expected --metrics feature_distance, which meas"),
+    ],
+)
+def test_sweep_checks_columns_before_the_runs(words, message, tmp_path, capsys):
+    folder = tmp_path / "runs"
+    sweep = ["sweep", "--dataset", "digits", "--model", "mlp", "--rounds", "1"]
+    assert main([*sweep, "--output-dir", str(folder), *words]) == 2 and not folder.exists()
+    error = capsys.readouterr().err
+    assert message in error and "lane_probe" not in error
+
+
 def test_run_counts_held_out_server_data(tmp_path, capsys):
     line = "--algorithm abavg --model mlp --rounds 2 --server-data held_out --server-option size=40"
     assert run(f"{line} --option base=fedprox --output-dir {tmp_path}") == 0

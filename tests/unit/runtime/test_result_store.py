@@ -3,6 +3,8 @@
 import numpy as np
 
 from fedjax_het import sweep
+from fedjax_het.analysis import make_overview_table
+from fedjax_het.analysis.figures.metric_vs_setting import find_numeric_pair
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.runtime.device_report import describe_environment
 from fedjax_het.runtime.result_store import load_curves, load_results, select_newest
@@ -49,6 +51,31 @@ def test_load_results_and_curves(tmp_path):
     last = curves[curves["digest"] == digests[2]]
     assert list(last["round"]) == [1, 2, 3]
     np.testing.assert_allclose(last["test_accuracy"], [0.17, 0.42, 0.67])
+
+
+def test_runs_without_a_kind_have_its_neutral_strength(tmp_path):
+    """Rows group by strength and stand below a heading; alternatives have no heat map."""
+    skews = [None, "noise:std=0.3", "rotation:degrees=180", "quantity"]
+    systems = [{}, {"system": ["speed", "over_selection:factor=2"]}]
+    for algorithm in ("fedavg", "scaffold"):
+        for settings in [*({"skew": skew} for skew in skews), *systems[1:]]:
+            save(RunSpec(algorithm, model="mlp", rounds=6, **settings), tmp_path, diverged=False)
+    results = load_results(tmp_path)
+    assert sorted(results["skew.noise.std"]) == [0] * 8 + [0.3] * 2
+    assert set(results["system.over_selection.factor"]) == {1, 2}
+    assert results["skew.quantity.alpha"].isna().sum() == 8
+    table = make_overview_table(results)
+    titles = ["none", "noise.std 0.3", "rotation.degrees 180"]
+    assert {*titles, "quantity.alpha 0.5"} <= {section.title for section in table.sections}
+    assert all(section.title for section in table.sections)
+    only_noise = results[results["skew.rotation.degrees"] == 0].dropna(axis=1, how="all")
+    is_noise = only_noise["skew.quantity.alpha"].isna()
+    only_noise = only_noise[is_noise & (only_noise["system.over_selection.factor"] == 1)]
+    table = make_overview_table(
+        only_noise.drop(columns="skew.quantity.alpha"), by=["skew.noise.std", "algorithm"]
+    )
+    assert [section.title for section in table.sections] == ["noise.std 0", "noise.std 0.3"]
+    assert find_numeric_pair(results, ["skew.noise.std", "skew.rotation.degrees"]) == []
 
 
 def test_load_results_of_an_empty_folder(tmp_path):
