@@ -1008,7 +1008,8 @@ def _make_settings_notes(results: "pd.DataFrame") -> list[str]:
     if "dataset_digest" in results:
         names = [name for name in ("dataset", "normalization") if name in results]
         notes += [
-            f"{settings['dataset']}: the runs have different data under this name."
+            f"{settings['dataset']}: the runs have different data under this name"
+            f"{_describe_sources(runs)}."
             for settings, runs in group_runs(results, names)
             if runs["dataset_digest"].nunique() > 1
         ]
@@ -1024,3 +1025,13 @@ def _make_settings_notes(results: "pd.DataFrame") -> list[str]:
         if name in results and (name in _REQUIRED_VERSIONS or results[name].nunique() > 1)
     ]
     return [*notes, f"Made with {'; '.join(versions)}."] if versions else notes
+
+
+def _describe_sources(runs: "pd.DataFrame") -> str:
+    """Return the sources and orders from which the data of runs were read, if they differ."""
+    names = [name for name in ("dataset_source", "dataset_order") if name in runs]
+    if len(names) < 2:  # results of 0.6
+        return ""
+    pairs = runs[names].dropna().drop_duplicates().itertuples(index=False)
+    texts = [f"{source} in the order {order!r}" for source, order in pairs if source]
+    return f" ({'; '.join(texts)})" if len(texts) > 1 else ""

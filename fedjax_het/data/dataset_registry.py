@@ -19,7 +19,7 @@ from fedjax_het.data.sources import (
     read_published,
 )
 from fedjax_het.data.sources.domainnet import DOMAINNET
-from fedjax_het.data.sources.source import PublishedDataset
+from fedjax_het.data.sources.source import FILE_ORDER, PublishedDataset
 from fedjax_het.data.writers import add_writers
 from fedjax_het.utils.config import accept_former_arguments, validate, validate_arguments
 from fedjax_het.utils.errors import ConfigError, display_name, require
@@ -148,7 +148,8 @@ def read_digits(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray], d
     arrays = {}
     for split, is_member in (("train", ~is_test), ("test", is_test)):
         arrays[f"{split}_images"], arrays[f"{split}_labels"] = images[is_member], labels[is_member]
-    return arrays, {"class_names": [str(digit) for digit in range(10)]}
+    facts = {"source": "scikit-learn", "order": FILE_ORDER}
+    return arrays, {"class_names": [str(digit) for digit in range(10)], **facts}
 
 
 def select_first_45_classes(

@@ -313,6 +313,14 @@ def test_notes_on_machines_and_datasets(results):
     assert "fedjax_het 0.1.0, 0.2.0" in " ".join(notes)
     results["dataset_note"] = ""
     assert "digits:" not in " ".join(analysis.make_overview_table(results).notes)
+    is_first = results["seed"] == 0
+    results["dataset_digest"] = np.where(is_first, "0a", "1b")
+    results["dataset_source"] = np.where(is_first, "idx files in raw", "tensorflow-datasets")
+    note = "digits: the runs have different data under this name"
+    assert f"{note}." in analysis.make_overview_table(results).notes
+    results["dataset_order"] = np.where(is_first, "files", "tensorflow-datasets")
+    (text,) = [n for n in analysis.make_overview_table(results).notes if n.startswith(note)]
+    assert "idx files in raw in the order 'files'" in text
 
 
 def test_note_on_stops_by_test_accuracy(results):
