@@ -12,8 +12,7 @@ from markupsafe import Markup
 from fedjax_het.algorithms import METHODS
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.config.settings import HYPERPARAMETER_SETTINGS, SETTINGS_BY_HYPERPARAMETER
-from fedjax_het.data import DATASETS
-from fedjax_het.data.sources import is_location
+from fedjax_het.data.dataset_registry import require_dataset_name
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.text import (
     MISSING,
@@ -272,8 +271,11 @@ def format_run_label(
 def _resolve_defaults(spec: RunSpec, options: dict[str, Any]) -> ResolvedRunSpec:
     """Return the settings of a run that sets nothing but these options of the method."""
     # An unknown data set, of a result from another process, has no defaults.
-    is_known = spec.dataset in DATASETS or is_location(spec.dataset)
-    dataset = spec.dataset if is_known else "digits"
+    dataset = spec.dataset
+    try:
+        require_dataset_name(dataset)
+    except ConfigError:
+        dataset = "digits"
     choices = {name: getattr(spec, name) for name in ("model", "protocol", "local_optimizer")}
     return RunSpec(spec.algorithm, dataset, options=options, **choices).resolved()
 

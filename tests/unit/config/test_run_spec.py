@@ -206,7 +206,7 @@ def test_help_documents_every_field():
     text = " ".join(pydoc.render_doc(RunSpec).replace("|", " ").split())
     assert "Concentration of the Dirichlet partition, > 0. Small" in text  # its limits once
     assert "Number of clients in the federation. Allowed: >= 1." in text
-    assert "names all data sets. Default: 'digits'." in text
+    assert "such as npz:scans.npz. Default: 'digits'." in text
 
 
 def test_representation_is_the_call():

@@ -466,7 +466,7 @@ def test_stl10_source(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"class_names = .*STL-10"):
         unlike = make_dataset(LABELS, side=32, channels=3, class_names=list("abcdefghij"))
         make_server_pool("stl10", unlike, data_dir=tmp_path)
-    with pytest.raises(ConfigError, match=r"no prepared data.*prepare stl10"):
+    with pytest.raises(ConfigError, match=r"no data in.*prepare stl10"):
         make_server_pool("stl10", cifar10, data_dir=tmp_path / "nowhere")
 
 
