@@ -9,7 +9,7 @@ from fedjax_het.data import PartitionSummary
 from fedjax_het.metrics.declarations import FAMILY_INFOS, SUMMARY_INFOS
 from fedjax_het.metrics.registry import METRICS, parse_metrics
 from fedjax_het.runtime.results import SUMMARY_NUMBERS
-from fedjax_het.utils.errors import display_name, require, require_name
+from fedjax_het.utils.errors import display_name, require, require_name, suggest_name
 
 _FURTHER_NUMBERS = ("made_together", "client_samples")
 _COLUMNS = (
@@ -54,4 +54,6 @@ def require_possible_metric(argument: str, metric: str, specs: Sequence[RunSpec]
             return
     has_own_method = any(spec.algorithm not in METHODS.built_in for spec in specs)
     if not has_own_method and not metric.startswith(tuple(FAMILY_INFOS)):
+        expected = "a number of a result, such as best_accuracy or split.size_gini"
+        require(suggest_name(metric, _COLUMNS) is not None, argument, metric, expected)
         require_name(argument, metric, _COLUMNS)

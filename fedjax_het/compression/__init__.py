@@ -7,7 +7,7 @@ from fedjax_het.compression.base import Compressor
 from fedjax_het.compression.compressors import QSGD, Sign, TopK, Uniform
 from fedjax_het.utils.config import config_to_dict, field_types, parse_config
 from fedjax_het.utils.errors import display_names, make_value_error, require_name
-from fedjax_het.utils.kinds import KindEntry, split_kind_text
+from fedjax_het.utils.kinds import KindEntry, require_one_value, split_kind_text
 from fedjax_het.utils.registry import LIST_COMMAND, Registry
 
 NO_COMPRESSION = "none"
@@ -44,8 +44,9 @@ def parse_compression(setting: str | None) -> Compressor | None:
     if name == NO_COMPRESSION:
         raise make_value_error("compression", setting, f"{NO_COMPRESSION} without fields")
     names = field_types(COMPRESSORS[name].make)
-    for field in fields:
+    for field, value in fields.items():
         require_name(f"compression {name}", field, names)
+        require_one_value(f"compression {name}:{field}", value, names[field])
     with display_names({field: f"compression {name}:{field}" for field in names}):
         return parse_config(COMPRESSORS[name].make, fields)
 

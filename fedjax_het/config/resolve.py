@@ -51,7 +51,14 @@ from fedjax_het.data import (
 from fedjax_het.data.dataset_registry import is_read_by_package, require_dataset_name
 from fedjax_het.metrics.registry import parse_metrics
 from fedjax_het.nn import NETWORKS
-from fedjax_het.skews import PARTITION_SKEWS, SKEW_SETTING, DriftSkew, FeatureSkew, Skew
+from fedjax_het.skews import (
+    PARTITION_SKEW_EXAMPLES,
+    PARTITION_SKEWS,
+    SKEW_SETTING,
+    DriftSkew,
+    FeatureSkew,
+    Skew,
+)
 from fedjax_het.systems import (
     SYSTEM_SETTING,
     AdaptiveSelection,
@@ -251,14 +258,15 @@ def _resolve_except_hyperparameters(
     for name, prefix in _SCHEDULE_PREFIXES.items():
         if method.trains_locally and getattr(raw, name) is None and f"{prefix}warmup" in raw.hp:
             missing[name] = "constant"
+    partition_skews = {key.partition(".")[0] for key in raw.skew} & PARTITION_SKEWS.keys()
     raw, missing, skews = _resolve_skew(raw, missing)
-    has_feature_skew = any(isinstance(skew, FeatureSkew) for skew in skews)
-    is_valid = not (has_feature_skew and "averages" in method.required_data)
+    feature_skews = ", ".join(skew.name for skew in skews if isinstance(skew, FeatureSkew))
+    is_valid = not (feature_skews and "averages" in method.required_data)
     expected = f"no skew of images: {method.name} averages images before the clients see them"
-    require(is_valid, "skew", raw.skew, expected)
+    require(is_valid, "skew", feature_skews, expected)
     raw = _resolve_system(raw, method)
     spec = update_settings(raw, **missing)
-    spec = _resolve_partition(raw, spec)
+    spec = _resolve_partition(raw, spec, "".join(partition_skews))
     spec = _resolve_network(raw, spec, are_objects_known)
     spec = _resolve_server_data(raw, spec, method, protocol_defaults)
     spec = _resolve_client_tests(raw, spec, method.evaluated_models, settings)
@@ -283,6 +291,8 @@ def validate_settings(raw: RunSettings) -> RunSettings:
       ConfigError: if a value has another type, is out of its bounds, or is an unknown name.
     """
     _check_names(raw)
+    expected = "one text such as 'topk:fraction=0.1', or a Compressor"
+    require(isinstance(raw.compression, str | None), "compression", raw.compression, expected)
     values: dict[str, Any] = {}
     for name, annotation in field_types(RunSettings).items():
         value = getattr(raw, name)
@@ -341,12 +351,16 @@ def _resolve_skew(
     kinds = {key.partition(".")[0] for key in skew} & PARTITION_SKEWS.keys()
     for kind in kinds:
         partition = PARTITION_SKEWS[kind]
+        example = PARTITION_SKEW_EXAMPLES.get(kind)
         expected = f"no value: skew {kind} is the partition {partition}"
+        expected += f", and has its parameters as in {example}" if example else ""
         _require_unset(raw, ("partition", *PARTITION_SETTINGS, "partition_options"), expected)
         require(len(kinds) == 1, "skew", ", ".join(sorted(kinds)), "one kind of partition")
         names = [key for key in skew if key.partition(".")[0] == kind]
         options = {key.partition(".")[2]: skew.pop(key) for key in names}
         options.pop("", None)
+        if example and not options:
+            raise make_value_error("skew", kind, f"a field and its value, as in {example}")
         raw = update_settings(raw, partition=partition, partition_options=options)
         missing = {name: v for name, v in missing.items() if name not in _LABEL_SKEW_SETTINGS}
     resolved, skews = SKEW_SETTING.resolve(skew)
@@ -378,8 +392,17 @@ def _resolve_system(raw: RunSettings, method: AlgorithmSpec) -> RunSettings:
     return update_settings(raw, system=settings)
 
 
-def _resolve_partition(raw: RunSettings, spec: RunSettings) -> RunSettings:
-    """Resolve the partition, the settings that are its parameters, and its seed."""
+def _resolve_partition(raw: RunSettings, spec: RunSettings, skew: str) -> RunSettings:
+    """Resolve the partition, the settings that are its parameters, and its seed.
+
+    Args:
+      raw: settings of the user.
+      spec: settings with defaults.
+      skew: name of the skew that is the partition, for messages; empty: none.
+
+    Returns:
+      The settings.
+    """
     partition = spec.partition or ""  # every protocol sets it
     scheme = PARTITIONS.require(partition)
     parameters = {name: find_parameter_name(partition, name) for name in PARTITION_SETTINGS}
@@ -401,7 +424,7 @@ def _resolve_partition(raw: RunSettings, spec: RunSettings) -> RunSettings:
         find_parameter_name(partition, name) or name: value
         for name, value in spec.partition_arguments.items()
     }
-    with display_partition_names(spec):
+    with display_partition_names(spec, skew):
         arguments = scheme.validate_parameters(arguments)
     for setting, parameter in parameters.items():
         if parameter in arguments:
@@ -411,9 +434,19 @@ def _resolve_partition(raw: RunSettings, spec: RunSettings) -> RunSettings:
     return update_settings(spec, partition_seed=seed, partition_options=options, **settings)
 
 
-def display_partition_names(spec: RunSettings) -> AbstractContextManager[None]:
-    """Return a context in which messages name the partition's parameters as the settings do."""
+def display_partition_names(spec: RunSettings, skew: str = "") -> AbstractContextManager[None]:
+    """Return a context in which messages name the partition's parameters as the settings do.
+
+    Args:
+      spec: the settings.
+      skew: name of the skew that is the partition; empty: none.
+
+    Returns:
+      The context.
+    """
     partition = spec.partition or ""
+    if skew:
+        return display_names({n: f"skew {skew}:{n}" for n in PARTITIONS[partition].parameters})
     settings = {find_parameter_name(partition, name) or name: name for name in PARTITION_SETTINGS}
     options = {name: f"partition_options {name}" for name in spec.partition_options}
     return display_names(settings | options)

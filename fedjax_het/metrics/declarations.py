@@ -136,7 +136,13 @@ SUMMARY_INFOS: Mapping[str, MetricInfo] = {
         "Client samples per second", higher_is_better=True, missing=UNDEFINED
     ),
 }
-"""Declarations by name of values of the summary."""
+"""Declarations by name of values of the summary.
+
+Example:
+  >>> from fedjax_het.metrics.declarations import SUMMARY_INFOS
+  >>> SUMMARY_INFOS["bmta"].label
+  'Best mean accuracy of clients'
+"""
 
 FAMILY_INFOS: Mapping[str, MetricInfo] = {
     "test_accuracy_": _accuracy("Test accuracy"),

@@ -160,7 +160,7 @@ def build_algorithm(signature: Signature, plan: ExecutionPlan | None = None) -> 
     )
     if training.compressor is not None and algorithm.compressed_params is None:
         server = f"the server of {signature.algorithm}"
-        expected = f"no value: {server} reads other uploads than averages of model changes"
+        expected = f"no value: {server} does not average changes of one model in each round"
         raise make_compression_error(training.compressor, expected)
     if not signature.pretrain_epochs:
         return algorithm

@@ -27,6 +27,11 @@ PARTITION_SKEWS = {
     "natural": "natural",
 }
 """Partitions that the setting `skew` also accepts, by the name of the skew."""
+PARTITION_SKEW_EXAMPLES = {
+    "label": "label:alpha=0.1",
+    "label_quantity": "label_quantity:classes=2",
+}
+"""Valid texts of the partitions that have required parameters, by the name of the skew."""
 _KINDS: tuple[type[Skew], ...] = (
     *(LongTail, Quantity, PowerLaw),
     *(LabelNoise, ConceptShift),
@@ -92,6 +97,7 @@ def register_skew(kind: type) -> type:
 
 __all__ = [
     "PARTITION_SKEWS",
+    "PARTITION_SKEW_EXAMPLES",
     "SKEWS",
     "SKEW_SETTING",
     "AmountSkew",

@@ -16,7 +16,8 @@ from fedjax_het.skews.base import FeatureSkew, Skew
 from fedjax_het.skews.drift import NUM_PHASES, DriftSkew
 from fedjax_het.skews.labels import LabelSkew
 from fedjax_het.utils.arrays import make_key
-from fedjax_het.utils.errors import ConfigError, describe_error, require
+from fedjax_het.utils.errors import require
+from fedjax_het.utils.kinds import call_kind
 
 _STREAM = 0x5CE7  # of a partition's seed
 
@@ -198,13 +199,7 @@ def assign_skews(
 
 def _call(skew: Skew, function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function of a skew, which may be a user's, and report its errors in one line."""
-    try:
-        return function(*arguments)
-    except ConfigError:
-        raise
-    except Exception as error:
-        reason = describe_error(error)[:300]
-        raise ConfigError(f"skew {skew.name!r} fails ({reason})") from error
+    return call_kind("skew", skew, function, *arguments)
 
 
 def _require_positions(

@@ -12,8 +12,14 @@ from fedjax_het.systems.base import Federation, SystemModel
 from fedjax_het.systems.devices import DeviceModel, Speed
 from fedjax_het.systems.participation import Deadline, OverSelection
 from fedjax_het.systems.selection import AdaptiveSelection
-from fedjax_het.systems.simulation import SystemSimulation, check_selected, find_available
+from fedjax_het.systems.simulation import (
+    SystemSimulation,
+    find_available,
+    find_next_time,
+    select_clients,
+)
 from fedjax_het.utils.errors import ConfigError, display_name, require
+from fedjax_het.utils.kinds import call_kind
 
 _MAX_DROPOUT = 0.999  # the simulation draws 1 / (1 - probability) starts per update
 
@@ -103,7 +109,9 @@ class AsynchronousSimulation(SystemSimulation):
           The plan of each round.
         """
         federation, availability = self._federation, self._availability
-        self._state = None if availability is None else availability.start(federation)
+        self._state = None
+        if availability is not None:
+            self._state = call_kind("system", availability, availability.start, federation)
         self._is_available, self._state_round = np.ones(federation.num_clients, bool), -1
         is_free = np.ones(federation.num_clients, bool)
         arrivals: list[_Arrival] = []
@@ -112,7 +120,7 @@ class AsynchronousSimulation(SystemSimulation):
         round_index = version = num_started = num_in_round = num_draws = 0
         while round_index < num_rounds:
             if not arrivals and availability is not None:
-                time = availability.find_next_time(self._state, time)
+                time = find_next_time(availability, self._state, time)
             count = federation.cohort_size - len(arrivals)
             path = (round_index, num_draws) if num_draws else (round_index,)
             started = self._start_clients(get_workload(round_index), is_free, count, path, time)
@@ -161,8 +169,7 @@ class AsynchronousSimulation(SystemSimulation):
         candidates = np.flatnonzero(is_free & self._is_available & has_work)
         if not count or not len(candidates):
             return []
-        selected = self._selection.select(federation, candidates, count, *path)
-        selected = check_selected(self._selection, selected, candidates, count)
+        selected = select_clients(self._selection, federation, candidates, count, *path)
         num_steps = self._draw_num_steps(workload, selected, round_index)
         seconds = self._count_transfer_seconds(workload)[selected]
         seconds = seconds + rates.step_seconds[selected] * num_steps

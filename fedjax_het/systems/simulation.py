@@ -6,6 +6,7 @@ is simulated after the round before.
 """
 
 import math
+import numbers
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,6 +20,7 @@ from fedjax_het.systems.devices import DeviceModel, DeviceRates
 from fedjax_het.systems.participation import Deadline, Dropout, OverSelection, PartialWork
 from fedjax_het.systems.selection import AdaptiveSelection, ClientSelection, UniformSelection
 from fedjax_het.utils.errors import ConfigError, display_name
+from fedjax_het.utils.kinds import call_kind
 
 ModelT = TypeVar("ModelT", bound=SystemModel)
 
@@ -75,7 +77,7 @@ class SystemSimulation:
         zeros = np.zeros(federation.num_clients)
         self._rates = DeviceRates(zeros, zeros, zeros)
         for device in devices:
-            self._rates = device.add_times(self._rates, federation)
+            self._rates = _call(device, device.add_times, self._rates, federation)
             _check_rates(device, self._rates, federation.num_clients)
         self._availability = _get_single(models, AvailabilityModel)  # type: ignore[type-abstract]
         selection = _get_single(models, ClientSelection)  # type: ignore[type-abstract]
@@ -108,14 +110,16 @@ class SystemSimulation:
           The plan of each round.
         """
         federation, availability, time = self._federation, self._availability, 0.0
-        state = None if availability is None else availability.start(federation)
+        state = (
+            None if availability is None else _call(availability, availability.start, federation)
+        )
         available = np.arange(federation.num_clients)
         adaptive = self._adaptive
-        selection_state = None if adaptive is None else adaptive.start(federation)
+        selection_state = None if adaptive is None else _call(adaptive, adaptive.start, federation)
         for r in range(num_rounds):
             start_time = time
             if availability is not None:
-                time = availability.find_next_time(state, time)
+                time = find_next_time(availability, state, time)
                 is_available, state = find_available(availability, state, federation, r, time)
                 available = np.flatnonzero(is_available)
             workload = get_workload(r)
@@ -124,7 +128,7 @@ class SystemSimulation:
             if adaptive is not None and self.loss_reports and measure_losses is not None:
                 candidates = self._draw_candidates(adaptive, present, r)
                 reports = measure_losses(r, candidates, self.loss_reports)
-                selection_state = adaptive.record_losses(selection_state, reports)
+                selection_state = _call(adaptive, adaptive.record_losses, selection_state, reports)
             selected, selection_state = self._select(selection_state, workload, present, r)
             plan = self._simulate_round(workload, selected, r)
             if candidates is not None:
@@ -135,7 +139,7 @@ class SystemSimulation:
                 plan = plan._replace(seconds=time - start_time)
             losses = yield plan
             if adaptive is not None and losses is not None:
-                selection_state = adaptive.record_losses(selection_state, losses)
+                selection_state = _call(adaptive, adaptive.record_losses, selection_state, losses)
 
     def _select(
         self, state: Any, workload: Workload, available: np.ndarray, round_index: int
@@ -145,15 +149,15 @@ class SystemSimulation:
         if not len(available):
             return available, state
         if self._adaptive is None:
-            selected = self._selection.select(federation, available, count, round_index)
-            return check_selected(self._selection, selected, available, count), state
+            selected = select_clients(self._selection, federation, available, count, round_index)
+            return selected, state
         durations = self._count_transfer_seconds(workload) + rates.step_seconds * workload.num_steps
         is_present = find_present(federation.sizes, workload.sizes)
         durations = np.where(is_present, durations, np.nan)
         arguments = (state, federation, available, count)
-        selected, state = self._adaptive.select_by_losses(
-            *arguments, durations=durations, round_index=round_index
-        )
+        options = {"durations": durations, "round_index": round_index}
+        result = _call(self._adaptive, self._adaptive.select_by_losses, *arguments, **options)
+        selected, state = _split_pair(self._adaptive, "select_by_losses", result)
         return check_selected(self._adaptive, selected, available, count), state
 
     def _draw_candidates(
@@ -164,7 +168,7 @@ class SystemSimulation:
         if not len(available):
             return available
         arguments = (federation, available, self._num_selected, round_index)
-        candidates = selection.draw_candidates(*arguments)
+        candidates = _call(selection, selection.draw_candidates, *arguments)
         available = available[federation.sizes[available] > 0]
         return check_selected(selection, candidates, available, len(available))
 
@@ -267,12 +271,21 @@ def _get_single(models: Iterable[SystemModel], kind: type[ModelT]) -> ModelT | N
 
 def _check_rates(device: DeviceModel, rates: DeviceRates, num_clients: int) -> None:
     """Raise ConfigError for times of devices that cannot be used."""
-    for name, values in rates._asdict().items():
+    name = f"{display_name('system')} {device.name!r}"
+    if not isinstance(rates, DeviceRates):
+        raise ConfigError(f"{name}: add_times returned {rates!r:.100}: expected DeviceRates")
+    for field, values in rates._asdict().items():
         array = np.asarray(values)
-        is_valid = array.shape == (num_clients,) and np.isfinite(array).all() and (array >= 0).all()
+        is_number = array.dtype.kind in "fiu"
+        is_valid = (
+            is_number
+            and array.shape == (num_clients,)
+            and np.isfinite(array).all()
+            and (array >= 0).all()
+        )
         if not is_valid:
             raise ConfigError(
-                f"{display_name('system')} {device.name!r}: add_times returned {name} of shape {array.shape}: expected "
+                f"{name}: add_times returned {field} of shape {array.shape}: expected "
                 f"{num_clients} finite numbers >= 0"
             )
 
@@ -295,7 +308,8 @@ def find_available(
     Raises:
       ConfigError: for another result.
     """
-    is_available, state = availability.find_available(state, federation, r, time)
+    result = _call(availability, availability.find_available, state, federation, r, time)
+    is_available, state = _split_pair(availability, "find_available", result)
     array = np.asarray(is_available)
     if array.shape != (federation.num_clients,) or array.dtype != bool:
         raise ConfigError(
@@ -303,6 +317,67 @@ def find_available(
             f"{array.shape}: expected {federation.num_clients} booleans"
         )
     return array, state
+
+
+def find_next_time(availability: AvailabilityModel, state: Any, time: float) -> float:
+    """Call `find_next_time` of a kind of availability, and check its result.
+
+    Args:
+      availability: the kind.
+      state: its state after the previous round.
+      time: simulated seconds since the start.
+
+    Returns:
+      The time, a finite number.
+
+    Raises:
+      ConfigError: for an earlier time, and another value.
+    """
+    result = _call(availability, availability.find_next_time, state, time)
+    is_number = isinstance(result, numbers.Real)
+    if not is_number or not time <= float(result) < math.inf:
+        name = f"{display_name('system')} {availability.name!r}"
+        raise ConfigError(
+            f"{name}: find_next_time returned {result!r:.100}: expected a number >= {time:g}"
+        )
+    return float(result)
+
+
+def select_clients(
+    selection: ClientSelection,
+    federation: Federation,
+    available: np.ndarray,
+    count: int,
+    *path: int,
+) -> np.ndarray:
+    """Call `select` of a rule of selection, and check its result, see `ClientSelection.select`.
+
+    Args:
+      selection: the rule.
+      federation: the clients.
+      available: ids of the available clients, at least one.
+      count: the largest number of clients.
+      *path: the round, and the number of the draw in the round if it has several.
+
+    Returns:
+      The selected clients, int64 `[n]`.
+    """
+    selected = _call(selection, selection.select, federation, available, count, *path)
+    return check_selected(selection, selected, available, count)
+
+
+def _call(model: SystemModel, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function of a kind, which may be a user's, and report its errors in one line."""
+    return call_kind("system", model, function, *args, **kwargs)
+
+
+def _split_pair(model: SystemModel, function: str, result: Any) -> tuple[Any, Any]:
+    """Return the two items of a function's result."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        name = f"{display_name('system')} {model.name!r}"
+        expected = "expected two values, the second is the state"
+        raise ConfigError(f"{name}: {function} returned {result!r:.100}: {expected}")
+    return result
 
 
 def check_selected(

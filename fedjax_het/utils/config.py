@@ -108,9 +108,16 @@ class Bounds(NamedTuple):
         if math.isinf(self.low) and math.isinf(self.high):
             return ""
         if math.isinf(self.high):
-            return f"{'>' if self.open_low else '>='} {self.low:g}"
+            return f"{'>' if self.open_low else '>='} {_format_exactly(self.low)}"
         brackets = "[("[self.open_low], "])"[self.open_high]
-        return f"in {brackets[0]}{self.low:g}, {self.high:g}{brackets[1]}"
+        low, high = _format_exactly(self.low), _format_exactly(self.high)
+        return f"in {brackets[0]}{low}, {high}{brackets[1]}"
+
+
+def _format_exactly(number: float) -> str:
+    """Return a number with as many digits as it has."""
+    text = f"{number:g}"
+    return text if float(text) == number else f"{number:.17g}"
 
 
 def _to_float32(value: float) -> float:
@@ -312,7 +319,10 @@ def _convert_number(number_type: type, bounds: Bounds, value: Any) -> float:
     number = number_type(value)
     max_size = MAX_FLOAT32 if number_type is float else 2**31 - 1
     is_limited = number_type is float or math.isinf(bounds.high)
-    if not bounds.contains(number) or (is_limited and abs(number) > max_size):
+    is_too_large = is_limited and abs(number) > max_size
+    if is_too_large and number_type is float and math.isfinite(number) and number > bounds.low:
+        raise ValueError(f"float32 stores numbers up to {MAX_FLOAT32:.2g}")
+    if is_too_large or not bounds.contains(number):
         raise ValueError
     return number
 

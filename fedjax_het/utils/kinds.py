@@ -8,9 +8,9 @@ import dataclasses
 import math
 import re
 from abc import ABC
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, get_origin
 
 from fedjax_het.utils.config import (
     Config,
@@ -19,8 +19,18 @@ from fedjax_het.utils.config import (
     parse_config,
     parse_literal,
     to_json_value,
+    union_members,
+    validate,
 )
-from fedjax_het.utils.errors import display_names, make_value_error, require, require_name
+from fedjax_het.utils.errors import (
+    ConfigError,
+    describe_error,
+    display_name,
+    display_names,
+    make_value_error,
+    require,
+    require_name,
+)
 from fedjax_het.utils.registry import LIST_COMMAND, Registry, format_entry, get_summary_line
 
 _FIELD_SEPARATOR = re.compile(r",(?=\w+=)")  # other commas separate values
@@ -38,6 +48,19 @@ class Kind(Config, ABC):
     "Name of the field that states how much the kind changes a run."
     neutral: ClassVar[float | None] = 0
     "Value of the strength at which the kind changes nothing; None: no value does."
+
+    def __post_init__(self) -> None:
+        """Validate the fields, and convert them to their types.
+
+        Raises:
+          ConfigError: for a value that does not fit its annotation.
+        """
+        for field, annotation in field_types(type(self)).items():
+            value = getattr(self, field)
+            # Infinity is no valid number, and the neutral strength of some kinds.
+            if not _is_infinite_and_neutral(type(self), {field: value}):
+                object.__setattr__(self, field, validate(f"{self.name}:{field}", value, annotation))
+        self.check()
 
     @property
     def is_neutral(self) -> bool:
@@ -57,6 +80,7 @@ class Kind(Config, ABC):
 
 
 KindT = TypeVar("KindT", bound=Kind)
+T = TypeVar("T")
 
 
 class KindEntry(NamedTuple):
@@ -146,6 +170,8 @@ class KindSetting(Generic[KindT]):
                 is_neutral = _is_infinite_and_neutral(entry.make, fields)
                 if is_neutral:  # infinity is no valid value of a field
                     fields = {n: v for n, v in fields.items() if n != entry.make.strength}
+                for field, value in fields.items():
+                    require_one_value(f"{self.name} {name}:{field}", value, types[field])
                 with display_names({field: f"{self.name} {name}:{field}" for field in types}):
                     kind = parse_config(entry.make, fields)
                 if not is_neutral:
@@ -263,6 +289,45 @@ class KindSetting(Generic[KindT]):
             default = self.registry[name].make()
             fields.setdefault(f"{name}.{default.strength}", getattr(default, default.strength))
         return fields or {name: True}
+
+
+def require_one_value(argument: str, value: Any, annotation: Any) -> None:
+    """Raise ConfigError for a list of values of a field that has one value.
+
+    Args:
+      argument: name of the field, for messages.
+      value: the value of the user.
+      annotation: type of the field.
+    """
+    has_lists = any(get_origin(member) is tuple for member in union_members(annotation))
+    expected = "one value: only a sweep accepts several"
+    require(has_lists or not isinstance(value, list | tuple), argument, value, expected)
+
+
+def call_kind(setting: str, kind: Kind, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Call a function of a kind, which may be a user's, and report its errors in one line.
+
+    Args:
+      setting: name of the setting that has the kind.
+      kind: the kind.
+      function: the function.
+      *args: its arguments.
+      **kwargs: its keyword arguments.
+
+    Returns:
+      The result of the function.
+
+    Raises:
+      ConfigError: if the function raises an error.
+    """
+    try:
+        return function(*args, **kwargs)
+    except ConfigError:
+        raise
+    except Exception as error:
+        reason = describe_error(error)[:300]
+        name = f"{display_name(setting)} {kind.name!r}"
+        raise ConfigError(f"{name} fails ({reason})") from error
 
 
 def split_kind_text(setting: str, text: str) -> tuple[str, dict[str, Any]]:

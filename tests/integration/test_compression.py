@@ -92,12 +92,18 @@ def test_error_feedback_sends_what_was_lost():
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [
-        ("fedproto", "expected no value: the server of fedproto reads other uploads"),
-        ("fedamp", "expected no value: the server of fedamp reads other uploads"),
-        ("ifca", "expected no value: the server of ifca reads other uploads"),
-        ("feddf", "expected no value: the server of feddf reads other uploads"),
-        ("fedgen", "expected no value: the server of fedgen reads other uploads"),
-        ("fedbuff", "expected no value: the server of fedbuff reads other uploads"),
+        (
+            "fedproto",
+            "expected no value: the server of fedproto does not average changes of one model",
+        ),
+        ("fedamp", "expected no value: the server of fedamp does not average changes of one model"),
+        ("ifca", "expected no value: the server of ifca does not average changes of one model"),
+        ("feddf", "expected no value: the server of feddf does not average changes of one model"),
+        ("fedgen", "expected no value: the server of fedgen does not average changes of one model"),
+        (
+            "fedbuff",
+            "expected no value: the server of fedbuff does not average changes of one model",
+        ),
         ("feddm", "expected no value: clients of feddm condense their data"),
     ],
 )

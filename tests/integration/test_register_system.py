@@ -10,7 +10,13 @@ import pytest
 from fedjax_het import ConfigError, RunSpec, register_system, simulate
 from fedjax_het.cli import main
 from fedjax_het.runtime.identity import collect_function_digests
-from fedjax_het.systems import SYSTEMS, AvailabilityModel, ClientSelection, DeviceModel
+from fedjax_het.systems import (
+    SYSTEMS,
+    AdaptiveSelection,
+    AvailabilityModel,
+    ClientSelection,
+    DeviceModel,
+)
 
 SETTINGS = {"model": "mlp", "num_clients": 4, "participation": 0.5, "rounds": 3}
 TIMES = {"add_times": lambda self, rates, federation: rates}
@@ -133,9 +139,36 @@ def test_invalid_class_is_one_line(base, functions, message):
             {"add_times": lambda s, r, f: r._replace(step_seconds=-np.ones(4))},
             "step_seconds .*expected 4 finite numbers >= 0",
         ),
+        (DeviceModel, {"add_times": lambda s, r, f: None}, "add_times returned None: expected Dev"),
+        (DeviceModel, {"add_times": lambda s, r, f: 1 / 0}, "fails .ZeroDivisionError: division"),
+        (ClientSelection, {"select": lambda s, f, a, n, *p: {}["x"]}, "fails .KeyError: 'x'"),
+        (
+            AvailabilityModel,
+            {"start": lambda s, f: 0, "find_available": lambda s, *a: np.ones(4, bool)},
+            "find_available returned .* expected two values",
+        ),
+        (
+            AvailabilityModel,
+            {
+                "start": lambda s, f: 0,
+                "find_available": lambda s, *a: (np.ones(4, bool), 0),
+                "find_next_time": lambda s, state, time: None,
+            },
+            "find_next_time returned None: expected a number >= 0",
+        ),
+        (
+            AdaptiveSelection,
+            {
+                "start": lambda s, f: 0,
+                "select_by_losses": lambda s, *a, **k: [0, 1, 2],
+                "record_losses": lambda s, state, losses: state,
+            },
+            "select_by_losses returned .0, 1, 2.: expected two values",
+        ),
     ],
 )
 def test_invalid_return_value_is_one_line(base, functions, message):
     make_kind(base, **functions)
-    with pytest.raises(ConfigError, match=f"system 'mine': .*{message}"):
+    with pytest.raises(ConfigError, match=f"system 'mine'.* {message}") as caught:
         simulate(RunSpec(system="mine", **SETTINGS))
+    assert "\n" not in str(caught.value)

@@ -15,12 +15,14 @@ from fedjax_het import (
     simulate,
     sweep,
 )
+from fedjax_het.compression import QSGD, TopK
 from fedjax_het.core.example_transform import make_skew_inputs
 from fedjax_het.core.rng import Stream, make_stream_key
 from fedjax_het.data import partition_from_clients
 from fedjax_het.runtime.data_assignment import build_partition
 from fedjax_het.skews import SKEW_SETTING, SKEWS, LongTail, Noise, Quantity
 from fedjax_het.skews.assignment import assign_skews, select_examples
+from fedjax_het.systems import Deadline
 
 SETTINGS = {
     "model": "mlp",
@@ -207,6 +209,10 @@ def test_forms_of_the_setting_are_equal():
         ("noise:sdt=1", "skew noise = 'sdt' is unknown: did you mean 'std'"),
         ("noise:std=-1", "skew noise:std = -1: expected a .*number >= 0"),
         ("noise:std", "skew = 'noise:std': expected noise:field=value"),
+        ("noise:std=1e39", r"skew noise:std = .* \(float32 stores numbers up to 3.4e.38\)"),
+        ("label", "skew = 'label': expected a field and its value, as in label:alpha=0.1"),
+        ("label:alpha=0", "skew label:alpha = 0: expected a number in"),
+        ({"noise.std": [0.1, 0.2]}, "skew noise:std = .*expected one value: only a sweep accepts"),
         (["noise:std=1", "noise:std=2"], "skew = 'noise:std=2': expected noise.std once"),
         (["label:alpha=0.1", "domain"], "skew = .*expected one kind of partition"),
         ("permutation:levels=ramp", "levels = 'ramp': expected groups"),
@@ -225,8 +231,23 @@ def test_wrong_skew_is_one_line(skew, message):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        (Noise, {"std": -1}, "noise:std = -1: expected a finite number >= 0"),
+        (Noise, {"levels": "x"}, "noise:levels = 'x' is unknown"),
+        (TopK, {"fraction": 2}, r"topk:fraction = 2: expected a number in \(0, 1\]"),
+        (QSGD, {"levels": 0}, r"qsgd:levels = 0: expected a whole number in \[1, 4194304\]"),
+        (Deadline, {"seconds": -1}, "deadline:seconds = -1: expected a finite number > 0"),
+    ],
+)
+def test_constructors_validate_their_fields(kind, fields, message):
+    with pytest.raises(ConfigError, match=message):
+        kind(**fields)
+
+
 def test_averages_of_images_exclude_skews_of_images():
-    with pytest.raises(ConfigError, match=r"skew = .*expected no skew of images: fedmix"):
+    with pytest.raises(ConfigError, match=r"skew = 'noise': expected no skew of images: fedmix"):
         RunSpec("fedmix", model="mlp", skew="noise:std=0.1").resolved()
     assert RunSpec("fedmix", model="mlp", skew="quantity:alpha=1").resolved().skew
 

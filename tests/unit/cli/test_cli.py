@@ -74,7 +74,7 @@ def test_run_dynafed_writes_images(tmp_path):
     ("words", "message"),
     [
         (["--columns", "split.size_ginni"], "--columns = 'split.size_ginni' is unknown: did you"),
-        (["--sort", "made"], "--sort = 'made' is unknown"),
+        (["--sort", "made"], "--sort = 'made': expected a number of a result, such as"),
         (["--sort", "test_accuracy"], "--sort = 'test_accuracy' is unknown: did you mean 'best_"),
         (["--sort", "split.feature_distance"], "expected --metrics feature_distance, which meas"),
     ],

@@ -169,10 +169,10 @@ def test_canonical_text(text, canonical):
         ("topkk", "compression = 'topkk' is unknown: did you mean 'topk'"),
         ("topk:share=0.1", "compression topk = 'share' is unknown"),
         ("topk:fraction=0", r"compression topk:fraction = 0: expected a number in \(0, 1\]"),
-        ("topk:fraction=0.1,0.2", r"compression topk:fraction = \[0.1, 0.2\]: expected a number"),
+        ("topk:fraction=0.1,0.2", r"compression topk:fraction = \[0.1, 0.2\]: expected one value"),
         ("topk:fraction", "compression = 'topk:fraction': expected topk:field=value"),
         ("none:bits=8", "compression = 'none:bits=8': expected none without fields"),
-        (8, "compression = 8: expected a word"),
+        (8, "compression = 8: expected one text such as"),
     ],
 )
 def test_wrong_compression_is_one_line(text, message):
