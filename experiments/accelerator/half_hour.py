@@ -188,7 +188,7 @@ def run_campaign(arguments: Arguments) -> int:
         if task.program == PROVE:
             task = task._replace(words=(*task.words, "--minutes", f"{left / 60:.2f}"))
         status, output = run_task(task, left)
-        if status == 2 and "no prepared data" in output:
+        if status == 2 and "no data in" in output:
             status = STATUS_NO_DATA
         seconds = time.monotonic() - began + (before.seconds if before else 0.0)
         done[task.name] = TaskStatus(

@@ -133,7 +133,7 @@ def test_campaign_continues(tmp_path, monkeypatch, capsys):
     def run_task(piece, seconds):
         begun.append(piece.name)
         status = statuses.get(piece.name, [0]).pop(0) if piece.name in statuses else 0
-        return status, "no prepared data in x" if status == 2 else "said"
+        return status, "no data in x" if status == 2 else "said"
 
     monkeypatch.setattr(half_hour, "run_task", run_task)
     archive = tmp_path / "kept.tar"
