@@ -172,6 +172,7 @@ _FUNCTION_FIELDS = (
     "hyperparameters",
     "server_step",
     "required_data",
+    "input_kinds",
     "trains_locally",
     "evaluated_models",
     "has_global_model",

@@ -11,7 +11,7 @@ import optax
 
 from fedjax_het.algorithms.base import Algorithm, RoundInfo, State, Traffic
 from fedjax_het.algorithms.builders import get_server_variables, num_bytes, with_server_variables
-from fedjax_het.condensation.augment import augment, parse_strategy
+from fedjax_het.condensation.augment import augment, parse_strategy, require_augmentable
 from fedjax_het.condensation.distribution_matching import (
     compute_class_mean_logits,
     distribution_distance,
@@ -231,6 +231,10 @@ class ClientCondensation:
     def build(self) -> Algorithm:
         """Return the method. Raises ConfigError for a network without `embed`."""
         require_parts(self.model, "embed")
+        shape, bits = self.model.input_shape, self.options.upload_bits
+        require_augmentable(self.options.augment_strategy, shape, "augment_strategy")
+        expected = f"32, as inputs of shape {tuple(shape)} have no range of pixels"
+        require(bits == 32 or len(shape) == 3, "upload_bits", bits, expected)
         return Algorithm(
             init=self._init_state,
             round=self._run_round,
@@ -287,7 +291,7 @@ class ClientCondensation:
             key = fold_in_purpose(context.key, Purpose.SERVER)
             images = jax.random.normal(key, (*shape, *self.model.input_shape))
         if self.options.warm_start:
-            has_images = (state.created_round > 0)[:, None, None, None, None]
+            has_images = (state.created_round > 0).reshape(-1, *[1] * (images.ndim - 1))
             images = jnp.where(has_images, state.images, images)
         gradient = jnp.zeros_like(images) if self.is_per_client else ()
         moments = _make_image_optimizer(context.hp).init(images)

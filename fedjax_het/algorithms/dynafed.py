@@ -22,6 +22,7 @@ from fedjax_het.condensation import (
     TrajectoryMatching,
     fine_tune,
 )
+from fedjax_het.condensation.augment import require_augmentable
 from fedjax_het.condensation.downstream_eval import random_subset
 from fedjax_het.condensation.synthetic_data import soft_cross_entropies
 from fedjax_het.condensation.trajectory_matching import (
@@ -48,6 +49,7 @@ from fedjax_het.utils.config import (
     UnitInterval,
 )
 from fedjax_het.utils.errors import is_integer_at_least, require
+from fedjax_het.utils.input_kinds import FLOAT_KINDS
 
 Tree = Any
 
@@ -432,6 +434,7 @@ class _Server(NamedTuple):
 
 
 def _make_server(model: Model, plan: ExecutionPlan, options: DynaFedOptions) -> _Server:
+    require_augmentable(options.augment_strategy, model.input_shape, "augment_strategy")
     shapes = jax.eval_shape(model.init, make_key(0))
     zeros = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)
     num_samples = options.count_samples(model.num_classes)
@@ -522,4 +525,5 @@ SPEC = AlgorithmSpec(
         DefaultsRule(datasets=("cifar10",), options={"fine_tune_epochs": _get_fine_tune_epochs}),
         DefaultsRule(datasets=("cinic10",), hp={"fine_tune_lr": 2.5e-4}),
     ),
+    input_kinds=FLOAT_KINDS,
 )

@@ -29,6 +29,7 @@ from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.utils.config import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
 from fedjax_het.utils.errors import require
+from fedjax_het.utils.input_kinds import FLOAT_KINDS
 
 
 @dataclass(frozen=True)
@@ -200,4 +201,5 @@ SPEC = AlgorithmSpec(
     ),
     color="#CC79A7",
     trains_locally=False,
+    input_kinds=FLOAT_KINDS,
 )

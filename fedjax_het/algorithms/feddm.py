@@ -16,6 +16,7 @@ from fedjax_het.condensation.distribution_matching import sample_on_ball
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.utils.config import NonNegativeFloat
+from fedjax_het.utils.input_kinds import FLOAT_KINDS
 
 
 @dataclass(frozen=True)
@@ -93,4 +94,5 @@ SPEC = AlgorithmSpec(
     ),
     color="#000000",
     trains_locally=False,
+    input_kinds=FLOAT_KINDS,
 )

@@ -24,6 +24,7 @@ from fedjax_het.utils.config import (
     DecayFactor,
     NonNegativeFloat,
 )
+from fedjax_het.utils.input_kinds import IMAGE_KINDS
 
 
 @dataclass(frozen=True)
@@ -150,4 +151,5 @@ SPEC = AlgorithmSpec(
     color="#A0522D",
     dashes=(0, (4, 1)),
     wraps="model",
+    input_kinds=IMAGE_KINDS,
 )

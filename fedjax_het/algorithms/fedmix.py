@@ -19,6 +19,7 @@ from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.data.mean_blocks import MeanBlocks, average_examples
 from fedjax_het.utils.arrays import AnyArray
 from fedjax_het.utils.config import Bounds, Config, PositiveInt
+from fedjax_het.utils.input_kinds import FLOAT_KINDS
 
 Tree = Any
 AVERAGES_INPUT = "averages"  # name of the rounds' input
@@ -246,6 +247,7 @@ FEDMIX = AlgorithmSpec(
     wrappable_as="average",
     required_data=("averages",),
     evaluated_models=("global", "client"),
+    input_kinds=FLOAT_KINDS,
 )
 NAIVEMIX = replace(
     FEDMIX,

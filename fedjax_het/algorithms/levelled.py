@@ -16,6 +16,7 @@ from fedjax_het.nn.model import name_network
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.config import Config, PositiveInt
 from fedjax_het.utils.errors import ConfigError
+from fedjax_het.utils.input_kinds import FLOAT_KINDS
 
 
 @dataclass(frozen=True)
@@ -97,4 +98,5 @@ SPEC = AlgorithmSpec(
     color="#B8A038",
     dashes=(0, (1, 1)),
     wraps="model",
+    input_kinds=FLOAT_KINDS,
 )

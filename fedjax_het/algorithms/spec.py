@@ -27,6 +27,7 @@ from fedjax_het.utils.config import (
     validate,
 )
 from fedjax_het.utils.errors import display_names_within, require, require_name
+from fedjax_het.utils.input_kinds import INPUT_KINDS, InputKind, require_input_kind
 from fedjax_het.utils.registry import format_entry
 
 HYPERPARAMETER_SETTINGS = {
@@ -133,6 +134,9 @@ class AlgorithmSpec:
     """Data in addition to the clients' examples. "server_data": the server's examples.
     "proxy_data": server's examples that no client holds. "averages": averages of clients' examples.
     "norms": normalization layers of the network, without which a run logs a warning."""
+    input_kinds: tuple[InputKind, ...] = INPUT_KINDS
+    """Kinds of inputs that the method accepts; a method that synthesizes inputs accepts no tokens,
+    and a method that draws images accepts images alone."""
     trains_locally: bool = True
     "False if clients condense their data instead."
     evaluated_models: tuple[str, ...] = ("global",)
@@ -175,6 +179,16 @@ class AlgorithmSpec:
     def requires_server_examples(self) -> bool:
         """Whether the method reads examples of the server."""
         return "server_data" in self.required_data or "proxy_data" in self.required_data
+
+    def require_input_kind(self, input_shape: tuple[int, ...], num_tokens: int | None) -> None:
+        """Raise ConfigError unless the method and its base accept inputs.
+
+        Args:
+          input_shape: shape of the input of one example.
+          num_tokens: number of different tokens; None for inputs of floats.
+        """
+        for spec in filter(None, (self, self.base)):
+            require_input_kind(spec.name, input_shape, num_tokens, spec.input_kinds)
 
     @property
     def has_base(self) -> bool:

@@ -121,6 +121,22 @@ def parse_strategy(strategy: str, argument: str = "strategy") -> tuple[str, ...]
     return names
 
 
+def require_augmentable(strategy: str, input_shape: tuple[int, ...], argument: str) -> None:
+    """Require images for a strategy that changes them.
+
+    Args:
+      strategy: see `augment`.
+      input_shape: shape of the input of one example.
+      argument: name of the argument in the message.
+
+    Raises:
+      ConfigError: if the strategy has a family and the inputs are not images `[H, W, C]`.
+    """
+    is_valid = len(input_shape) == 3 or not parse_strategy(strategy, argument)
+    expected = f"'none', as inputs of shape {tuple(input_shape)} are no images [H, W, C]"
+    require(is_valid, argument, strategy, expected)
+
+
 def _color(key: Array, images: Array, draw: Draw) -> Array:
     """Shift the brightness, then scale saturation and contrast.
 

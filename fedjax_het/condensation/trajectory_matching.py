@@ -365,7 +365,7 @@ class TrajectoryMatching:
       options: static settings.
       task: network, augmentation and loss of the inner steps.
       unravel: see `unroll`.
-      image_shape: height, width and channels.
+      input_shape: shape of the input of one example.
       num_classes: number of classes.
 
     Example:
@@ -386,7 +386,7 @@ class TrajectoryMatching:
     options: SynthesisOptions
     task: SyntheticTask
     unravel: Unravel
-    image_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
     num_classes: int
 
     def init(self, hp: Mapping[str, Any], key: Array) -> TrajectorySynthesisState:
@@ -402,7 +402,7 @@ class TrajectoryMatching:
         num_samples = self.options.count_samples(self.num_classes)
         classes = jnp.arange(num_samples) * self.num_classes // num_samples
         data = SyntheticData(
-            images=jax.random.normal(key, (num_samples, *self.image_shape), jnp.float32),
+            images=jax.random.normal(key, (num_samples, *self.input_shape), jnp.float32),
             label_logits=self.options.label_init * jax.nn.one_hot(classes, self.num_classes),
             step_size=jnp.asarray(hp["step_size"], jnp.float32),
         )

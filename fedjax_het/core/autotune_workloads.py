@@ -183,8 +183,9 @@ def time_server_step(
 
 def _make_examples(model: Model, count: int) -> Examples:
     rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (count, *model.input_shape), dtype=np.uint8)
-    return Examples(images, rng.integers(0, model.num_classes, count).astype(np.int32))
+    high, dtype = (256, np.uint8) if model.num_tokens is None else (model.num_tokens, np.int32)
+    inputs = rng.integers(0, high, (count, *model.input_shape), dtype)
+    return Examples(inputs, rng.integers(0, model.num_classes, count).astype(np.int32))
 
 
 def _require_memory(needed_bytes: int, free_bytes: int | None) -> None:

@@ -119,7 +119,8 @@ def compute_test_batches(plan: ExecutionPlan, images: np.ndarray) -> tuple[int, 
     batch_size = CPU_BATCH_SIZE
     if plan.platform != "cpu":
         memory_bytes = memory_limit_bytes(plan.devices) or DEFAULT_MEMORY_BYTES
-        bytes_per_image = plan.num_parallel * BYTES_PER_PIXEL * np.prod(images.shape[1:3])
+        num_pixels = np.prod(images.shape[1:-1])  # 1 for features
+        bytes_per_image = plan.num_parallel * BYTES_PER_PIXEL * num_pixels
         fitting = int(MEMORY_FRACTION * memory_bytes / bytes_per_image)
         batch_size = max(CPU_BATCH_SIZE, min(MAX_BATCH_SIZE, fitting))
         batch_size = -(-images_per_block // -(-images_per_block // batch_size))  # all equal

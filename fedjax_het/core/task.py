@@ -58,16 +58,18 @@ class Task(NamedTuple):
     model: Model
     "The network."
     mean: tuple[float, ...]
-    "Mean of each channel, of images scaled to [0, 1]."
+    "Mean of each channel or feature, of images scaled to [0, 1]; () for tokens."
     std: tuple[float, ...]
-    "Standard deviation of each channel, of images scaled to [0, 1]."
+    "Standard deviation of each channel or feature, in the unit of `mean`."
 
     def normalize(self, images: jax.Array) -> jax.Array:
-        """Return float32 network inputs (x - mean) / std of stored images.
+        """Return float32 network inputs (x - mean) / std of stored inputs, and tokens unchanged.
 
         Images of type uint8 are divided by 255. One multiply and one add per value fuse with the
         gather of the images.
         """
+        if images.dtype == jnp.int32:
+            return images
         max_value = 255.0 if images.dtype == jnp.uint8 else 1.0
         scale = (1 / (max_value * np.asarray(self.std))).astype(np.float32)
         shift = (-np.asarray(self.mean) / np.asarray(self.std)).astype(np.float32)

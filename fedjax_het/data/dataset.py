@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from fedjax_het.data.validation import (
+    NumTokens,
     has_16_bit_pixels,
     move_channels_last,
     require_below,
     require_same_format,
     resolve_num_classes,
     validate_domains,
-    validate_images,
+    validate_inputs,
     validate_labels,
     validate_users,
     warn_about_empty_classes,
 )
 from fedjax_het.utils.config import Bounds, validate, validate_arguments
 from fedjax_het.utils.errors import require
+from fedjax_het.utils.input_kinds import InputKind, get_input_kind
 from fedjax_het.utils.io import digest_arrays
 from fedjax_het.utils.text import make_html_table
 
@@ -37,24 +39,27 @@ _Deviation = Annotated[float, Bounds(1e-6, 1e6)]
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Labeled images for training and test, held on the host.
+    """Labeled examples for training and test, held on the host.
 
     The arrays are read-only. `load_dataset`, `load_image_folder` and `dataset_from_arrays` build a
     data set and check its arrays.
 
-    A model receives `(x / 255 - mean) / std` for uint8 images and `(x - mean) / std` for float
-    images. To use other constants, call `dataclasses.replace(dataset, mean=..., std=...)`.
+    An input of an example is an image `[H, W, C]`, a vector of features `[F]`, a series `[T, F]` of
+    features, or a sequence of tokens `[T]`. A model receives `(x / 255 - mean) / std` for uint8
+    images, `(x - mean) / std` for other floats, and tokens as they are. To use other constants,
+    call `dataclasses.replace(dataset, mean=..., std=...)`.
 
     Attributes:
       name: name of the data set, shown in results.
-      train_images: training images `[N, H, W, C]`, uint8, or float32 for a user's own float arrays.
+      train_images: training inputs: images `[N, H, W, C]`, uint8, or float32 for a user's own float
+        arrays; features `[N, F]` or series `[N, T, F]`, float32; or tokens `[N, T]`, int32.
       train_labels: training labels, int32 `[N]` in [0, num_classes).
-      test_images: test images `[N_test, H, W, C]`, of the dtype of `train_images`.
+      test_images: test inputs `[N_test, ...]`, of the format of `train_images`.
       test_labels: test labels, int32 `[N_test]` in [0, num_classes).
       num_classes: number of classes.
-      mean: mean of each channel, for images scaled to [0, 1]; for float images, of the stored
-        values.
-      std: standard deviation of each channel, in the unit of `mean`.
+      mean: mean of each channel or feature, for uint8 images scaled to [0, 1], otherwise of the
+        stored values; () for tokens.
+      std: standard deviation of each channel or feature, in the unit of `mean`.
       class_names: name of each class, or ().
       note: facts that readers of results need, e.g. that the images were re-encoded with loss.
       train_domains: domain of each training image, int32 `[N]`, a position in `domain_names`, for a
@@ -70,6 +75,7 @@ class Dataset:
       test_users: user of each test example, int64 or text `[N_test]`, or None.
       source: format and place from which the arrays were read, or "".
       order: order of the examples, such as "files" or "tensorflow-datasets", or "".
+      num_tokens: number of different tokens, for inputs of tokens; otherwise None.
       origin: `(name, normalization)` with which `load_dataset` loaded this object. None for any
         other data set and for a changed copy. A name does not identify a part of a data set, or a
         data set with other constants.
@@ -105,14 +111,20 @@ class Dataset:
     test_users: np.ndarray | None = None
     source: str = field(default="", repr=False)
     order: str = field(default="", repr=False)
+    num_tokens: int | None = None
     # `dataclasses.replace` copies neither of these two.
     origin: tuple[str, str | None] | None = field(default=None, init=False, repr=False)
     is_validated: bool = field(default=False, init=False, repr=False)
 
     @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """Shape of one image, (H, W, C)."""
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of the input of one example, such as (H, W, C) of an image."""
         return tuple(self.train_images.shape[1:])
+
+    @property
+    def input_kind(self) -> InputKind:
+        """Kind of the inputs: "image", "features", "series" or "tokens"."""
+        return get_input_kind(self.input_shape, self.num_tokens)
 
     def digest(self) -> str:
         """Return the SHA-256 of the content, in hexadecimal.
@@ -132,16 +144,24 @@ class Dataset:
             constants["num_domains"] = len(self.domain_names)
         if self.server_images is not None:
             names += ["server_images", "server_labels"]
+        if self.num_tokens is not None:
+            constants["num_tokens"] = self.num_tokens
         names += [n for n in ("train_users", "test_users") if getattr(self, n) is not None]
         return digest_arrays({name: getattr(self, name) for name in names}, constants)
 
     def __repr__(self) -> str:
         domains = f", {len(self.domain_names)} domains" if self.domain_names else ""
         users = "" if self.train_users is None else f", {self.num_users:,} users"
+        tokens = "" if self.num_tokens is None else f" of {self.num_tokens:,} tokens"
         return (
             f"Dataset({self.name!r}: {len(self.train_labels):,} train and {len(self.test_labels):,}"
-            f" test images {self.input_shape}, {self.num_classes} classes{domains}{users})"
+            f" test {self._noun} {self.input_shape}{tokens}, {self.num_classes} classes{domains}"
+            f"{users})"
         )
+
+    @property
+    def _noun(self) -> str:
+        return "images" if self.input_kind == "image" else "examples"
 
     @property
     def num_users(self) -> int:
@@ -151,9 +171,10 @@ class Dataset:
     def _repr_html_(self) -> str:
         rows: list[tuple[str, object]] = [
             ("data set", self.name),
-            ("training images", f"{len(self.train_labels):,}"),
-            ("test images", f"{len(self.test_labels):,}"),
-            ("shape of an image", self.input_shape),
+            (f"training {self._noun}", f"{len(self.train_labels):,}"),
+            (f"test {self._noun}", f"{len(self.test_labels):,}"),
+            ("kind of the inputs", self.input_kind),
+            ("shape of an input", self.input_shape),
             ("classes", self.num_classes),
         ]
         if self.domain_names:
@@ -187,23 +208,26 @@ def dataset_from_arrays(
     test_users: ArrayLike | None = None,
     source: str = "",
     order: str = "",
+    num_tokens: NumTokens | None = None,
 ) -> Dataset:
     """Build a `Dataset` from the user's own arrays and check them.
 
     Arrays that already have the final dtype are not copied: do not change them afterwards.
 
     Args:
-      train_images: training images `[N, H, W, C]`. Integers in 0..255 are stored as uint8. Finite
-        floats in [0, 1] and standardized floats are stored as float32. uint16 images with a pixel
-        above 255 have 16 bits and become float32 in [0, 1], where 65535 is 1.
+      train_images: training inputs. Images `[N, H, W, C]`: integers in 0..255 are stored as uint8;
+        finite floats in [0, 1] and standardized floats are stored as float32; uint16 images with a
+        pixel above 255 have 16 bits and become float32 in [0, 1], where 65535 is 1. Features
+        `[N, F]` or series `[N, T, F]`: finite floats. Tokens `[N, T]`: integers in
+        [0, num_tokens).
       train_labels: training labels, integers `[N]` in [0, num_classes).
-      test_images: test images `[N_test, H, W, C]`, in the format of `train_images`.
+      test_images: test inputs `[N_test, ...]`, in the format of `train_images`.
       test_labels: test labels, integers `[N_test]` in [0, num_classes).
       name: name of the data set, shown in results.
       num_classes: number of classes. Default: the largest label plus one, provided that this is at
         most 100 or at most ten times the number of different labels.
-      mean: mean of each channel (default: of the training images).
-      std: standard deviation of each channel (default: of the training images).
+      mean: mean of each channel or feature (default: of the training inputs).
+      std: standard deviation of each channel or feature (default: of the training inputs).
       class_names: name of each class; a text gives one letter to each class.
       note: facts that readers of results need.
       train_domains: domain of each training image, integers `[N]` in [0, number of domains).
@@ -222,6 +246,7 @@ def dataset_from_arrays(
         then has the test examples of its user. A user may have no test example.
       source: format and place from which the arrays were read; results record it.
       order: order of the examples, such as "files"; results record it.
+      num_tokens: number of different tokens. Set it for inputs of tokens only.
 
     Returns:
       The data set, with read-only arrays. A warning names classes without training examples.
@@ -242,8 +267,9 @@ def dataset_from_arrays(
     test_images = move_channels_last("test_images", test_images, channels)
     server_images = move_channels_last("server_images", server_images, channels)
     is_16_bit = has_16_bit_pixels((train_images, test_images, server_images))
-    train_images = validate_images("train_images", train_images, is_16_bit=is_16_bit)
-    test_images = validate_images("test_images", test_images, is_16_bit=is_16_bit)
+    kind: dict[str, Any] = {"num_tokens": num_tokens, "is_16_bit": is_16_bit}
+    train_images = validate_inputs("train_images", train_images, **kind)
+    test_images = validate_inputs("test_images", test_images, **kind)
     require_same_format("test_images", test_images, train_images)
     train_labels = validate_labels("train_labels", train_labels, "train_images", train_images)
     test_labels = validate_labels("test_labels", test_labels, "test_images", test_images)
@@ -261,14 +287,15 @@ def dataset_from_arrays(
     mean = validate("mean", mean, tuple[_Mean, ...])
     std = validate("std", std, tuple[_Deviation, ...])
     for argument, constants in (("mean", mean), ("std", std)):
-        num_channels = train_images.shape[-1]
-        expected = f"{num_channels} finite numbers, one for each channel"
+        num_channels = train_images.shape[-1] if num_tokens is None else 0
+        noun = "channel" if train_images.ndim == 4 else "feature"
+        expected = f"{num_channels} finite numbers, one for each {noun}"
         require(len(constants) == num_channels, argument, constants, expected)
 
     domains = {"train_domains": train_domains, "test_domains": test_domains}
     domain_fields = validate_domains(domains, domain_names, (train_images, test_images))
     server_examples = validate_server_examples(
-        server_images, server_labels, train_images, num_classes, is_16_bit=is_16_bit
+        server_images, server_labels, train_images, num_classes, **kind
     )
     user_fields = validate_users(
         {"train_users": train_users, "test_users": test_users}, (train_images, test_images)
@@ -278,7 +305,7 @@ def dataset_from_arrays(
         if array is not None:
             array.setflags(write=False)
     constants = (num_classes, mean, std, class_names, note)
-    groups = (*domain_fields, *server_examples, is_16_bit, *user_fields, source, order)
+    groups = (*domain_fields, *server_examples, is_16_bit, *user_fields, source, order, num_tokens)
     fields: list[Any] = [name, *arrays, *constants, *groups]
     dataset = Dataset(*fields)
     object.__setattr__(dataset, "is_validated", True)
@@ -316,19 +343,21 @@ def validate_server_examples(
     train_images: np.ndarray,
     num_classes: int,
     *,
+    num_tokens: int | None = None,
     is_16_bit: bool = False,
 ) -> tuple[Any, Any]:
-    """Check the images and labels from which the server learns.
+    """Check the inputs and labels from which the server learns.
 
     Args:
-      server_images: images `[M, H, W, C]` in the format of `train_images`, or None.
+      server_images: inputs `[M, ...]` in the format of `train_images`, or None.
       server_labels: labels, integers `[M]` in [0, num_classes), or None.
-      train_images: training images `[N, H, W, C]`, already checked.
+      train_images: training inputs `[N, ...]`, already checked.
       num_classes: number of classes.
+      num_tokens: number of different tokens; None for inputs of floats.
       is_16_bit: whether uint16 pixels range over 0..65535, see `has_16_bit_pixels`.
 
     Returns:
-      `(server_images, server_labels)`, uint8 or float32 and int32; `(None, None)` if both are None.
+      `(server_images, server_labels)`, with int32 labels; `(None, None)` if both are None.
 
     Raises:
       ConfigError: if only one of the two is None, or if an array is invalid.
@@ -337,7 +366,8 @@ def validate_server_examples(
         return None, None
     for argument, values in (("server_images", server_images), ("server_labels", server_labels)):
         require(values is not None, argument, values, "an array, since the other of the two is set")
-    server_images = validate_images("server_images", server_images, is_16_bit=is_16_bit)
+    kind: dict[str, Any] = {"num_tokens": num_tokens, "is_16_bit": is_16_bit}
+    server_images = validate_inputs("server_images", server_images, **kind)
     require_same_format("server_images", server_images, train_images)
     server_labels = validate_labels("server_labels", server_labels, "server_images", server_images)
     require_below("server_labels", server_labels, num_classes)
@@ -345,17 +375,19 @@ def validate_server_examples(
 
 
 def compute_channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Compute mean and standard deviation of each channel.
+    """Compute mean and standard deviation of each channel or feature.
 
     Exact for uint8 images, whose 256 levels are counted. A constant channel gets a deviation of 1.
 
     Args:
-      images: `[N, H, W, C]`; uint8 images are scaled to [0, 1].
+      images: inputs `[N, ..., C]`; uint8 images are scaled to [0, 1].
 
     Returns:
-      `(mean, std)`, each a tuple of C floats.
+      `(mean, std)`, each a tuple of C floats; `((), ())` for int32 tokens.
     """
     means, deviations = [], []
+    if images.dtype == np.int32:
+        return (), ()
     for channel in range(images.shape[-1]):
         values = images[..., channel]
         if images.dtype == np.uint8:

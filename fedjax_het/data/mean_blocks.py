@@ -60,7 +60,7 @@ def average_examples(
     is affine, so it may follow the mean. Cost: one pass over the clients' examples.
 
     Args:
-      images: training images `[N, H, W, C]`, integers or floats.
+      images: training inputs `[N, ...]`, uint8 images or floats.
       labels: training labels, integers `[N]` in [0, num_classes).
       num_classes: number of classes.
       partition: the training examples of each client.
@@ -90,10 +90,10 @@ def average_examples(
              [1. , 0. ],
              [0.5, 0.5]], dtype=float32)
     """
-    images = to_array("images", images, "an array [N, H, W, C]")
+    images = to_array("images", images, "an array [N, ...]")
     partition.label_counts(labels, num_classes)  # checks that they belong together
     labels = np.asarray(labels)
-    is_valid = images.ndim == 4 and len(images) == len(labels) and images.dtype.kind in "iuf"
+    is_valid = images.ndim > 1 and len(images) == len(labels) and images.dtype.kind in "iuf"
     expected = f"[{len(labels)}, H, W, C], an image for each label"
     require(is_valid, "shape of images", images.shape, expected)
     scale = 255.0 if images.dtype == np.uint8 else 1.0

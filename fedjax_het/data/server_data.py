@@ -246,7 +246,9 @@ def make_server_pool(
     if not (isinstance(pool, tuple) and len(pool) == 2):
         description = f"pool of server_data {source!r}"
         raise make_value_error(description, pool, "(images, labels)")
-    images, labels = validate_server_examples(*pool, dataset.train_images, dataset.num_classes)
+    images, labels = validate_server_examples(
+        *pool, dataset.train_images, dataset.num_classes, num_tokens=dataset.num_tokens
+    )
     for array in (images, labels):
         array.setflags(write=False)
     return images, labels

@@ -11,6 +11,7 @@ from fedjax_het.data.glyphs import FIGURE_POINTS, Font, open_font, render_glyphs
 from fedjax_het.data.sampling import allocate_equal_counts, shuffle_by_class, take_quota
 from fedjax_het.utils.config import Bounds, PositiveInt, validate_arguments
 from fedjax_het.utils.errors import ConfigError, require
+from fedjax_het.utils.input_kinds import IMAGE_KINDS, require_input_kind
 from fedjax_het.utils.registry import (
     Registry,
     format_entry,
@@ -156,7 +157,7 @@ def _make_glyph_pool(
     rotations: tuple[_Degrees, ...] = (-20, -10, 0, 10, 20),
 ):
     """Draw letters and digits of a script font at several sizes and rotations (FSLsyn)."""
-    _require_uint8(dataset)
+    _require_uint8_images(dataset)
     height, width, channels = dataset.input_shape
     require(channels == 1, "input_shape", dataset.input_shape, "one channel, for drawn glyphs")
     names, face = dataset.class_names, open_font(font)
@@ -165,7 +166,7 @@ def _make_glyph_pool(
 
 def _make_stl10_pool(dataset, data_dir, cache_dir, *, per_class: PositiveInt = 56):
     """Take STL-10 images of the classes that the data set also has (FSLsyn, for CIFAR-10)."""
-    _require_uint8(dataset)
+    _require_uint8_images(dataset)
     require(dataset.input_shape[-1] == 3, "input_shape", dataset.input_shape, "three channels")
     stl10 = load_dataset("stl10", data_dir=data_dir, cache_dir=cache_dir)
     return select_shared_class_images(stl10, dataset, per_class)
@@ -239,12 +240,14 @@ def block_mean(images: np.ndarray, height: int, width: int) -> np.ndarray:
     return ((2 * sums + area) // (2 * area)).astype(np.uint8)
 
 
-def _require_uint8(dataset: Dataset) -> None:
+def _require_uint8_images(dataset: Dataset) -> None:
     """Require uint8 images.
 
     External images have the range 0..255; the values of black and white in a user's floats are
     unknown.
     """
+    owner = "a source of images for the server"
+    require_input_kind(owner, dataset.input_shape, dataset.num_tokens, IMAGE_KINDS)
     dtype = dataset.train_images.dtype
     expected = "uint8, the format of the source's images"
     require(dtype == np.uint8, "dtype of train_images", str(dtype), expected)

@@ -14,6 +14,7 @@ MAX_FLOAT_PIXEL = 20.0
 # A network has an output for each class: larger numbers are labels with another meaning.
 MAX_CLASSES = 2**16
 NumClasses = Annotated[int, Bounds(1, MAX_CLASSES)]
+NumTokens = Annotated[int, Bounds(2, 2**31 - 1)]
 Seed = Annotated[int, Bounds(0, 2**128 - 1)]  # range of NumPy's generators
 # Largest number of classes per different label, unless the user sets num_classes.
 MAX_CLASS_TO_LABEL_RATIO = 10
@@ -165,7 +166,10 @@ def validate_images(argument: str, images: Any, *, is_16_bit: bool = False) -> n
       ConfigError: if shape, dtype or range is invalid.
     """
     images = to_array(argument, images, _IMAGE_ARRAY)
-    expected = "[N, H, W, C] (gray images need a last axis of 1)"
+    expected = (
+        "images [N, H, W, C] (gray images need a last axis of 1), floats [N, F] or [N, T, F], or "
+        "tokens [N, T] with num_tokens"
+    )
     require(images.ndim == 4, f"shape of {argument}", images.shape, expected)
     require(images.size > 0, f"shape of {argument}", images.shape, "at least one image and pixel")
     if images.dtype == np.uint8:
@@ -180,14 +184,57 @@ def validate_images(argument: str, images: Any, *, is_16_bit: bool = False) -> n
         return images.astype(np.uint8)
     is_floating = np.issubdtype(images.dtype, np.floating)
     require(is_floating, f"dtype of {argument}", str(images.dtype), "uint8, or floats")
-    lowest, highest = float(images.min()), float(images.max())  # both are NaN if any pixel is
-    if not np.isfinite([lowest, highest]).all():
-        position = tuple(int(i) for i in np.argwhere(~np.isfinite(images))[0])
-        raise ConfigError(f"{argument}[{position}] = {images[position]}: expected finite numbers")
+    _require_finite(argument, images)
+    lowest, highest = float(images.min()), float(images.max())
     is_valid = lowest >= -MAX_FLOAT_PIXEL and highest <= MAX_FLOAT_PIXEL
     expected = "floats in [0, 1] or standardized floats (pass images in 0..255 as uint8)"
     require(is_valid, f"range of {argument}", (lowest, highest), expected)
     return np.ascontiguousarray(images, dtype=np.float32).view()
+
+
+def validate_inputs(
+    argument: str, inputs: Any, *, num_tokens: int | None, is_16_bit: bool = False
+) -> np.ndarray:
+    """Check the inputs of examples and convert them to the type that is stored.
+
+    Args:
+      argument: name of the argument, for messages.
+      inputs: images `[N, H, W, C]`, see `validate_images`; finite floats `[N, F]` or `[N, T, F]`;
+        with `num_tokens`, integers `[N, T]` in [0, num_tokens).
+      num_tokens: number of different tokens; None for other inputs.
+      is_16_bit: whether uint16 pixels range over 0..65535, see `has_16_bit_pixels`.
+
+    Returns:
+      Images as `validate_images` returns them, float32 features and series, or int32 tokens.
+
+    Raises:
+      ConfigError: if shape, dtype or range is invalid.
+    """
+    array = to_array(argument, inputs, "one array, of examples of one shape")
+    if num_tokens is not None:
+        return _validate_tokens(argument, array, num_tokens)
+    if array.ndim not in (2, 3) or not np.issubdtype(array.dtype, np.floating):
+        return validate_images(argument, array, is_16_bit=is_16_bit)
+    require(array.size > 0, f"shape of {argument}", array.shape, "at least one example and feature")
+    array = np.ascontiguousarray(array, dtype=np.float32)
+    _require_finite(argument, array)
+    return array.view()
+
+
+def _validate_tokens(argument: str, tokens: np.ndarray, num_tokens: int) -> np.ndarray:
+    is_valid = tokens.ndim == 2 and tokens.size > 0 and np.issubdtype(tokens.dtype, np.integer)
+    actual = f"{tokens.dtype} {tokens.shape}"
+    require(is_valid, argument, actual, "integers [N, T], the tokens of each example")
+    low, high = int(tokens.min()), int(tokens.max())
+    is_valid = low >= 0 and high < num_tokens
+    require(is_valid, f"range of {argument}", (low, high), f"tokens in [0, {num_tokens})")
+    return np.ascontiguousarray(tokens, dtype=np.int32).view()
+
+
+def _require_finite(argument: str, values: np.ndarray) -> None:
+    if not np.isfinite([values.min(), values.max()]).all():  # both are NaN if any value is
+        position = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
+        raise ConfigError(f"{argument}[{position}] = {values[position]}: expected finite numbers")
 
 
 def has_16_bit_pixels(splits: Iterable[Any]) -> bool:
@@ -200,20 +247,21 @@ def has_16_bit_pixels(splits: Iterable[Any]) -> bool:
     return any(np.asarray(images).max(initial=0) > 255 for images in arrays)
 
 
-def require_same_format(argument: str, images: np.ndarray, train_images: np.ndarray) -> None:
-    """Require images to have the image shape and dtype of the training images.
+def require_same_format(argument: str, inputs: np.ndarray, train_inputs: np.ndarray) -> None:
+    """Require inputs to have the shape and dtype of the training inputs.
 
     Args:
       argument: name of the argument, for messages.
-      images: `[N, H, W, C]`.
-      train_images: training images `[N_train, H, W, C]`.
+      inputs: `[N, ...]`.
+      train_inputs: training inputs `[N_train, ...]`.
 
     Raises:
-      ConfigError: if image shape or dtype differ.
+      ConfigError: if the shape of an example or the dtype differ.
     """
-    actual, expected = (f"{array.dtype} {array.shape[1:]}" for array in (images, train_images))
+    actual, expected = (f"{array.dtype} {array.shape[1:]}" for array in (inputs, train_inputs))
+    noun = "images" if inputs.ndim == 4 else "examples"
     is_valid = actual == expected
-    require(is_valid, f"format of {argument}", actual, f"{expected}, as the training images have")
+    require(is_valid, f"format of {argument}", actual, f"{expected}, as the training {noun} have")
 
 
 def validate_labels(

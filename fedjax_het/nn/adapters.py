@@ -19,7 +19,14 @@ from fedjax_het.nn.batch_axis import make_axis_argument
 from fedjax_het.nn.conv import conv2d
 from fedjax_het.nn.conv_products import AUTO
 from fedjax_het.nn.layers import BatchNorm, InstanceNorm, Linear
-from fedjax_het.nn.model import Head, Model, Variables, count_cached_samples
+from fedjax_het.nn.model import (
+    Head,
+    Model,
+    Shape,
+    Variables,
+    count_cached_samples,
+    make_inputs,
+)
 from fedjax_het.nn.output_dependence import is_computed_from
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.errors import ConfigError
@@ -160,8 +167,9 @@ class _ModuleInfo(NamedTuple):
 
 def make_flax_model(
     module: nn.Module,
-    input_shape: tuple[int, int, int],
+    input_shape: Shape,
     *,
+    num_tokens: int | None = None,
     micro_batch: int | None = None,
     cached_samples: int | None = None,
     can_shard_batch: bool = False,
@@ -183,7 +191,8 @@ def make_flax_model(
 
     Args:
       module: the unbound module.
-      input_shape: height, width and channels.
+      input_shape: shape of the input of one example.
+      num_tokens: number of different tokens; None for inputs of floats.
       micro_batch: see `Model`.
       cached_samples: see `Model`; default: from the size of the first convolution's output.
       can_shard_batch: see `Model`.
@@ -197,14 +206,15 @@ def make_flax_model(
         are raised unchanged.
     """
     name, signature = type(module).__name__, type(module).__call__
-    info = _inspect_module(module, input_shape)
+    info = _inspect_module(module, make_inputs(input_shape, num_tokens, _PROBE_BATCH))
     reads_mask = _SAMPLE_MASK in get_keyword_parameters(signature)
     if cached_samples is None and info.activation_shape is not None:
         cached_samples = count_cached_samples(*info.activation_shape)
 
     def init(key: jax.Array):
-        image, kwargs = jnp.zeros((1, *input_shape)), make_flag_arguments(signature, False)
-        variables: Any = module.init(key, image, **kwargs)  # type: ignore[arg-type]
+        inputs: Any = make_inputs(input_shape, num_tokens, 1)
+        kwargs: dict[str, Any] = make_flag_arguments(signature, False)
+        variables: Any = module.init(key, inputs, **kwargs)
         return _to_variables(nn.meta.unbox(variables), info.collections)
 
     def call_module(
@@ -260,6 +270,7 @@ def make_flax_model(
         can_shard_batch,
         takes_conv_impl=True,
         takes_sample_mask=info.has_batch_norm or reads_mask,
+        num_tokens=num_tokens,
     )
 
 
@@ -335,8 +346,8 @@ def _expand_mask(sample_mask: jax.Array, x: jax.Array) -> jax.Array | None:
     return (sample_mask > 0).reshape(-1, *(1,) * (x.ndim - 1))
 
 
-def _inspect_module(module: nn.Module, input_shape: Sequence[int]) -> _ModuleInfo:
-    """Return the properties of a module, from `init` on a batch of shapes."""
+def _inspect_module(module: nn.Module, inputs: jax.Array) -> _ModuleInfo:
+    """Return the properties of a module, from the shapes of `init` on a batch of inputs."""
     calls = _CallRecorder(AUTO, skips_dropout=False)
     norm_paths: set[tuple[str, ...]] = set()
     activation_shapes: list[tuple[int, int, int]] = []
@@ -370,10 +381,9 @@ def _inspect_module(module: nn.Module, input_shape: Sequence[int]) -> _ModuleInf
         )
         return out, nn.meta.unbox(variables)
 
-    image = jax.ShapeDtypeStruct((_PROBE_BATCH, *input_shape), jnp.result_type(float))
-    out, variables = jax.eval_shape(run_init, make_key(0), image)
+    out, variables = jax.eval_shape(run_init, make_key(0), inputs)
     if isinstance(out, tuple) and len(out) == 2:
-        _check_features(module, out, image, flag_arguments, head_inputs[-1])
+        _check_features(module, out, inputs, flag_arguments, head_inputs[-1])
     if "params" not in variables:
         raise ConfigError(f"{type(module).__name__}: expected a module with parameters")
     shape: tuple[int, ...] = getattr(_get_logits(out), "shape", ())
@@ -394,7 +404,7 @@ def _inspect_module(module: nn.Module, input_shape: Sequence[int]) -> _ModuleInf
 def _check_features(
     module: nn.Module,
     out: tuple,
-    image: Any,
+    inputs: Any,
     flag_arguments: dict,
     head_input: tuple[int, ...] | None,
 ) -> None:
@@ -403,7 +413,7 @@ def _check_features(
     Args:
       module: the unbound module.
       out: the shapes of its outputs.
-      image: the shape of the images.
+      inputs: a batch of inputs.
       flag_arguments: the training flag.
       head_input: the shape that the last fully connected layer reads; None without such a layer.
 
@@ -417,7 +427,7 @@ def _check_features(
     def run_init(x: Any) -> Any:
         return module.init_with_output(make_key(0), x, **flag_arguments)[0]
 
-    if not is_computed_from(run_init, image):
+    if not is_computed_from(run_init, inputs):
         raise ConfigError(
             f"{type(module).__name__} returns two arrays, {shapes[0]} and {shapes[1]}, and the "
             "second one is not computed from the first one: expected logits [B, C], or (features "
@@ -460,12 +470,16 @@ _KEY_NAMES = ("key", "rng")  # accepted names of the key of `apply`
 
 
 def make_pair_model(
-    init: Callable, apply: Callable, input_shape: tuple[int, int, int], num_classes: int
+    init: Callable,
+    apply: Callable,
+    input_shape: Shape,
+    num_classes: int,
+    num_tokens: int | None = None,
 ) -> Model:
     """Convert an (init, apply) pair to a `Model`.
 
-    Signatures: `init(key)`, `init(key, images)` or `init(key, images, train)`, and
-    `apply(variables, images)` or `apply(variables, images, train)`. The flag may be called train,
+    Signatures: `init(key)`, `init(key, inputs)` or `init(key, inputs, train)`, and
+    `apply(variables, inputs)` or `apply(variables, inputs, train)`. The flag may be called train,
     training or deterministic; a parameter `key` or `rng` of `apply` receives the key, and a
     parameter `sample_mask` the mask of real samples, see `Model.takes_sample_mask`.
 
@@ -478,8 +492,9 @@ def make_pair_model(
     Args:
       init: function that draws the variables.
       apply: function that computes the logits.
-      input_shape: height, width and channels.
+      input_shape: shape of the input of one example.
       num_classes: number of logits.
+      num_tokens: number of different tokens; None for inputs of floats.
 
     Returns:
       The model.
@@ -487,10 +502,10 @@ def make_pair_model(
     Raises:
       ConfigError: if a variable is not an array, or a parameter is not of floats.
     """
-    image = jnp.zeros((1, *input_shape))
+    inputs = make_inputs(input_shape, num_tokens, 1)
 
     def draw_variables(key: jax.Array) -> Any:
-        arguments = _list_init_arguments(init, key, image)
+        arguments = _list_init_arguments(init, key, inputs)
         return init(*arguments, **make_flag_arguments(init, False))
 
     records: list[tuple[str, ...] | None] = []  # collections of the state; None: parameters alone
@@ -535,16 +550,18 @@ def make_pair_model(
         return logits, _to_state({**by_collection, **updates}, collections)
 
     return Model(
-        *("pair", input_shape, num_classes, model_init, model_apply), takes_sample_mask=reads_mask
+        *("pair", input_shape, num_classes, model_init, model_apply),
+        takes_sample_mask=reads_mask,
+        num_tokens=num_tokens,
     )
 
 
-def _list_init_arguments(init: Callable, key: jax.Array, image: jax.Array) -> tuple[Any, ...]:
-    """Return the positional arguments that `init` accepts: the key, or key and image."""
+def _list_init_arguments(init: Callable, key: jax.Array, inputs: jax.Array) -> tuple[Any, ...]:
+    """Return the positional arguments that `init` accepts: the key, or key and inputs."""
     positional = [
         parameter
         for parameter in inspect.signature(init).parameters.values()
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         and parameter.name not in TRAINING_FLAGS
     ]
-    return (key, image)[: max(1, len(positional))]
+    return (key, inputs)[: max(1, len(positional))]

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.nn.adapters import make_flag_arguments, make_pair_model
-from fedjax_het.nn.model import Model
+from fedjax_het.nn.model import Model, Shape
 from fedjax_het.utils.arrays import is_prng_key, make_key
 from fedjax_het.utils.errors import ConfigError
 from fedjax_het.utils.registry import get_keyword_parameters
@@ -19,7 +19,10 @@ _STATS = "stats"  # collection of the variables that are not trained
 
 
 def make_nnx_model(
-    make: Callable[[Any], Any], input_shape: tuple[int, int, int], num_classes: int
+    make: Callable[[Any], Any],
+    input_shape: Shape,
+    num_classes: int,
+    num_tokens: int | None = None,
 ) -> Model:
     """Convert a function that makes a flax.nnx module to a `Model`.
 
@@ -29,8 +32,9 @@ def make_nnx_model(
 
     Args:
       make: `make(rngs) -> module`.
-      input_shape: height, width and channels.
+      input_shape: shape of the input of one example.
       num_classes: number of logits.
+      num_tokens: number of different tokens; None for inputs of floats.
 
     Returns:
       The model.
@@ -95,24 +99,28 @@ def make_nnx_model(
         for path, part in nnx.iter_modules(abstract)
         if isinstance(part, norms)
     )
-    model = make_pair_model(init, apply, input_shape, num_classes)
+    model = make_pair_model(init, apply, input_shape, num_classes, num_tokens)
     return model._replace(norm_layers=lambda: paths)
 
 
 def make_single_example_model(
-    make: Callable[[jax.Array], Any], input_shape: tuple[int, int, int], num_classes: int
+    make: Callable[[jax.Array], Any],
+    input_shape: Shape,
+    num_classes: int,
+    num_tokens: int | None = None,
 ) -> Model:
     """Convert a function that makes a module of one example, such as equinox's, to a `Model`.
 
-    The module is a pytree that is called `module(image)` or `module(image, key=key)` on an image
-    `[H, W, C]` and returns the logits `[num_classes]`. Its arrays are the parameters, named by
-    their paths, such as `layers[0].weight`. Leaves of the name `inference` are true except in
-    training with a key. The model has no head, no `embed` and no state.
+    The module is a pytree that is called `module(x)` or `module(x, key=key)` on the input of one
+    example, such as an image `[H, W, C]`, and returns the logits `[num_classes]`. Its arrays are
+    the parameters, named by their paths, such as `layers[0].weight`. Leaves of the name `inference`
+    are true except in training with a key. The model has no head, no `embed` and no state.
 
     Args:
       make: `make(key) -> module`.
-      input_shape: height, width and channels.
+      input_shape: shape of the input of one example.
       num_classes: number of logits.
+      num_tokens: number of different tokens; None for inputs of floats.
 
     Returns:
       The model.
@@ -141,7 +149,7 @@ def make_single_example_model(
     kind, constants, structure = records[0]
     if "__call__" not in dir(kind) or structure.num_leaves < 2:
         returned = f"a function of key returned a {kind.__name__}"
-        raise ConfigError(f"{returned}: expected a module, a pytree that maps an image to logits")
+        raise ConfigError(f"{returned}: expected a module, a pytree that maps an input to logits")
     takes_key = "key" in get_keyword_parameters(kind.__call__)
 
     def apply(params: Any, x: jax.Array, train: bool, key: jax.Array | None = None) -> jax.Array:
@@ -157,7 +165,7 @@ def make_single_example_model(
         outputs = jax.vmap(lambda image, key: module(image, key=key), in_axes)(x, keys)
         return _require_one_output(outputs, module)
 
-    return make_pair_model(init, apply, input_shape, num_classes)
+    return make_pair_model(init, apply, input_shape, num_classes, num_tokens)
 
 
 def _require_one_output(output: Any, module: Any) -> Any:

@@ -36,7 +36,7 @@ def count_training_flops(model: Model) -> int:
 
 
 def trace_evaluation(model: Model) -> Any:
-    """Trace the logits of one image.
+    """Trace the logits of one example.
 
     Args:
       model: the network.
@@ -45,9 +45,8 @@ def trace_evaluation(model: Model) -> Any:
       The program, a `jax.core.Jaxpr`.
     """
     variables = jax.eval_shape(model.init, make_key(0))
-    image = jax.ShapeDtypeStruct((1, *model.input_shape), "float32")
     trace = jax.make_jaxpr(lambda variables, x: model.apply(variables, x, train=False)[0])
-    return trace(variables, image).jaxpr
+    return trace(variables, model.make_inputs(1)).jaxpr
 
 
 def iter_inner_jaxprs(equation: Any) -> Iterator[Any]:

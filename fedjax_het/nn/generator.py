@@ -72,7 +72,7 @@ class ImageGenerator(nn.Module):
     """
 
     num_classes: int
-    image_shape: tuple[int, int, int]
+    image_shape: tuple[int, ...]
     width: int
 
     @nn.compact
@@ -128,7 +128,7 @@ def make_generator(num_classes: int, num_features: int, hidden: int, noise_size:
 
 
 def make_image_generator(
-    num_classes: int, image_shape: tuple[int, int, int], width: int, noise_size: int
+    num_classes: int, image_shape: tuple[int, ...], width: int, noise_size: int
 ) -> Generator:
     """Build FedFTG's generator of normalized images.
 

@@ -15,6 +15,7 @@ from fedjax_het.utils.errors import ConfigError, display_name
 
 # {"params": tree, "state": tree}; "state" is {} without running statistics.
 Variables = dict[str, Any]
+Shape = tuple[int, ...]
 
 # Activations of one layer (0.5 MB in float32): the L2 cache must hold several such arrays per step.
 CACHED_ACTIVATIONS = 2**17
@@ -97,13 +98,14 @@ class Head(NamedTuple):
 class Model(NamedTuple):
     """A network as pure functions.
 
-    Images `x` are float32 `[B, H, W, C]`, normalized. `key` is for networks that draw random
+    Inputs `x` are `[B, *input_shape]`: normalized images `[B, H, W, C]`, features `[B, F]` or
+    series `[B, T, F]` of float32, or int32 tokens `[B, T]`. `key` is for networks that draw random
     numbers, such as dropout masks in training: one key for the whole batch. Without a key nothing
     is dropped.
 
     Attributes:
       name: name of the network in messages and results.
-      input_shape: height, width and channels of one image.
+      input_shape: shape of the input of one example, such as (H, W, C) of an image.
       num_classes: number of logits, C.
       init: `init(key) -> Variables`.
       apply: `apply(variables, x, *, train, key=None) -> (logits [B, num_classes], new_state)`.
@@ -129,6 +131,7 @@ class Model(NamedTuple):
       takes_sample_mask: whether `apply` and `embed` receive `sample_mask` in training, float32
         `[B]`: 1 for real samples, 0 for samples that fill up the batch. Batch norm leaves the
         latter out.
+      num_tokens: number of different tokens, for inputs of tokens; None for inputs of floats.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -141,7 +144,7 @@ class Model(NamedTuple):
     """
 
     name: str
-    input_shape: tuple[int, int, int]
+    input_shape: Shape
     num_classes: int
     init: Callable[[jax.Array], Variables]
     apply: Callable[..., tuple[jax.Array, Any]]
@@ -153,6 +156,11 @@ class Model(NamedTuple):
     can_shard_batch: bool = False
     takes_conv_impl: bool = False
     takes_sample_mask: bool = False
+    num_tokens: int | None = None
+
+    def make_inputs(self, count: int) -> jax.Array:
+        """Return zeros in the format of the inputs of `count` examples, to trace the network."""
+        return make_inputs(self.input_shape, self.num_tokens, count)
 
     def make_batch_arguments(
         self, sample_mask: AnyArray | None, batch_axis: BatchAxis | None = None
@@ -219,13 +227,33 @@ def require_parts(model: Model, *parts: str, alternative: str = "") -> None:
         )
 
 
+def make_inputs(input_shape: Shape, num_tokens: int | None, count: int) -> jax.Array:
+    """Return zeros in the format of a network's inputs, to trace the network.
+
+    Args:
+      input_shape: shape of the input of one example.
+      num_tokens: number of different tokens; None for inputs of floats.
+      count: number of examples, B.
+
+    Returns:
+      Zeros `[B, *input_shape]`: int32 for tokens, otherwise floats.
+
+    Example:
+      >>> from fedjax_het.nn.model import make_inputs
+      >>> make_inputs((5,), 30, 2).dtype.name
+      'int32'
+    """
+    dtype = jnp.result_type(float) if num_tokens is None else jnp.int32
+    return jnp.zeros((count, *input_shape), dtype)
+
+
 def count_features(model: Model) -> int:
     """Return the number of features, F, of a network with `embed`."""
     embed = model.embed
     assert embed is not None
 
     def compute_features(key):
-        return embed(model.init(key), jnp.zeros((1, *model.input_shape)), train=False)[0]
+        return embed(model.init(key), model.make_inputs(1), train=False)[0]
 
     return jax.eval_shape(compute_features, make_key(0)).shape[-1]
 

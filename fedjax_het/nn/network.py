@@ -16,11 +16,12 @@ import numpy as np
 from fedjax_het.nn.adapters import make_flax_model, make_pair_model
 from fedjax_het.nn.factories import make_nnx_model, make_single_example_model
 from fedjax_het.nn.flops import iter_equations
-from fedjax_het.nn.model import USER_NETWORK, Model
+from fedjax_het.nn.model import USER_NETWORK, Model, Shape
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.config import Bounds, validate_arguments
 from fedjax_het.utils.env import require_devices
 from fedjax_het.utils.errors import ConfigError, describe_error, format_value, require
+from fedjax_het.utils.input_kinds import INPUT_KINDS, InputKind, require_input_kind
 from fedjax_het.utils.registry import (
     call_with_supported,
     format_entry,
@@ -29,10 +30,14 @@ from fedjax_het.utils.registry import (
     validate_keyword_arguments,
 )
 
-Size = Annotated[int, Bounds(1, 2**16)]  # height and width in pixels, channels, or classes
-ImageShape = tuple[Size, Size, Size]
+Size = Annotated[int, Bounds(1, 2**16)]  # of an axis of inputs, or number of classes
+InputShape = tuple[Size, ...]
+NumTokens = Annotated[int, Bounds(1, 2**31 - 1)]
 # Arguments that are no options: the package passes all except those that flax adds to modules.
-_INFERRED_ARGUMENTS = ("input_shape", "num_classes", "parent", "name", "rngs", "key")
+_INFERRED_ARGUMENTS = (
+    *("input_shape", "num_classes", "num_tokens"),
+    *("parent", "name", "rngs", "key"),
+)
 # Arguments of functions that draw the weights themselves, and the conversions of their modules.
 _KEY_ARGUMENTS = {"rngs": make_nnx_model, "key": make_single_example_model}
 _BATCH_SIZE = 2  # of the checks
@@ -50,13 +55,14 @@ class NetworkSpec(NamedTuple):
     Attributes:
       name: name of the network in settings.
       make: a function `make(input_shape, num_classes, **options)` that returns a `Model`, a
-        flax.linen module or an (init, apply) pair; `input_shape` and `num_classes` are passed only
-        if the signature has them. With an argument `rngs` it returns a flax.nnx module, see
-        `make_nnx_model`; with an argument `key` a module of one example, such as equinox's, see
-        `make_single_example_model`. Or the class of a flax.linen module, whose fields are the
-        options; or the class of a module of the two other kinds. Or a flax.linen module, a pair or
-        a `Model` itself, without options.
+        flax.linen module or an (init, apply) pair; `input_shape`, `num_classes` and `num_tokens`
+        are passed only if the signature has them. With an argument `rngs` it returns a flax.nnx
+        module, see `make_nnx_model`; with an argument `key` a module of one example, such as
+        equinox's, see `make_single_example_model`. Or the class of a flax.linen module, whose
+        fields are the options; or the class of a module of the two other kinds. Or a flax.linen
+        module, a pair or a `Model` itself, without options.
       description: one line for `fedjax-het list`.
+      input_kinds: kinds of inputs that the network accepts.
 
     Example:
       >>> from fedjax_het.nn import NETWORKS
@@ -67,6 +73,7 @@ class NetworkSpec(NamedTuple):
     name: str
     make: Any
     description: str = ""
+    input_kinds: tuple[InputKind, ...] = INPUT_KINDS
 
     @property
     def options(self) -> dict[str, Any]:
@@ -97,9 +104,10 @@ class NetworkSpec(NamedTuple):
 @validate_arguments
 def to_model(
     network: Any,
-    input_shape: ImageShape,
+    input_shape: InputShape,
     num_classes: Size,
     name: str = USER_NETWORK,
+    num_tokens: NumTokens | None = None,
     **options: Any,
 ) -> Model:
     """Convert a user's network to a `Model`.
@@ -108,9 +116,10 @@ def to_model(
 
     Args:
       network: a network as in `NetworkSpec.make`.
-      input_shape: height, width and channels of the images.
+      input_shape: shape of the input of one example, such as (H, W, C) of an image.
       num_classes: number of logits.
       name: name of the network in messages.
+      num_tokens: number of different tokens, for inputs of tokens; None for inputs of floats.
       **options: options of the network's signature.
 
     Returns:
@@ -135,26 +144,31 @@ def to_model(
       (3, ('Dense_0',))
     """
     owner = f"network {name!r}"
-    model = build_model(NetworkSpec(name, network), input_shape, num_classes, options)
+    model = build_model(NetworkSpec(name, network), input_shape, num_classes, options, num_tokens)
     function = get_qualified_name(network[1] if _is_pair(network) else network)
     if issubclass(network if isinstance(network, type) else type(network), nn.Module):
         function += ".__call__"
     has_input_shape = model.input_shape == input_shape
-    require(has_input_shape, owner, model.input_shape, f"one of {input_shape} images")
+    require(has_input_shape, owner, model.input_shape, f"one of {input_shape} inputs")
     _check_model(model, owner, function, num_classes)
     return model
 
 
 def build_model(
-    network: NetworkSpec, input_shape: ImageShape, num_classes: int, options: dict[str, Any]
+    network: NetworkSpec,
+    input_shape: InputShape,
+    num_classes: int,
+    options: dict[str, Any],
+    num_tokens: int | None = None,
 ) -> Model:
     """Build a network's `Model` and check its options only, see `to_model`.
 
     Args:
       network: the named network.
-      input_shape: height, width and channels of the images.
+      input_shape: shape of the input of one example.
       num_classes: number of logits.
       options: options of the network's signature.
+      num_tokens: number of different tokens; None for inputs of floats.
 
     Returns:
       The model, whose outputs are not checked.
@@ -165,21 +179,23 @@ def build_model(
     require_devices()  # jax initializes devices even for abstract evaluation
     owner = f"network {network.name!r}"
     _require_no_weights(owner, network.make)
+    require_input_kind(owner, input_shape, num_tokens, network.input_kinds)
     options = network.validate_options(options)
     with _reraise_as_config_error(owner, get_qualified_name(network.make)):
         definition = network.make
         if _is_factory(definition):
             arguments: dict[str, Any] = {"input_shape": input_shape, "num_classes": num_classes}
+            arguments["num_tokens"] = num_tokens
 
             def make(name: str, keys: Any) -> Any:
                 return call_with_supported(network.make, {**arguments, name: keys}, **options)
 
             for name, convert in _KEY_ARGUMENTS.items():
                 if name in get_keyword_parameters(definition):
-                    model = convert(partial(make, name), input_shape, num_classes)
+                    model = convert(partial(make, name), input_shape, num_classes, num_tokens)
                     return model._replace(name=network.name)
             definition = call_with_supported(definition, arguments, **options)
-        model = _wrap_model(definition, owner, input_shape, num_classes)
+        model = _wrap_model(definition, owner, input_shape, num_classes, num_tokens)
         return model._replace(name=network.name)
 
 
@@ -210,19 +226,19 @@ def _require_no_weights(owner: str, network: Any) -> None:
 
 
 def _wrap_model(
-    definition: Any, owner: str, shape: tuple[int, int, int], num_classes: int
+    definition: Any, owner: str, shape: Shape, num_classes: int, num_tokens: int | None
 ) -> Model:
     """Return the `Model` of a network definition, or raise ConfigError."""
     if isinstance(definition, Model):
         return definition
     if isinstance(definition, nn.Module):
-        return make_flax_model(definition, shape)
+        return make_flax_model(definition, shape, num_tokens=num_tokens)
     if _is_pair(definition):
         module = getattr(definition[0], "__self__", None)
         if isinstance(module, nn.Module):  # (module.init, module.apply)
-            return make_flax_model(module, shape)
+            return make_flax_model(module, shape, num_tokens=num_tokens)
         init, apply = definition
-        return make_pair_model(init, apply, shape, num_classes)
+        return make_pair_model(init, apply, shape, num_classes, num_tokens)
     _require_no_weights(owner, definition)
     raise ConfigError(f"{owner} = {format_value(definition)}: expected {ACCEPTED_NETWORKS}")
 
@@ -270,7 +286,7 @@ def _reraise_as_config_error(owner: str, step: str):
 
 
 def _check_model(model: Model, owner: str, function: str, num_classes: int) -> None:
-    """Check by shapes alone that a model maps images of its `input_shape` to logits.
+    """Check by shapes alone that a model maps inputs of its `input_shape` to logits.
 
     Cost: two abstract evaluations.
 
@@ -284,25 +300,26 @@ def _check_model(model: Model, owner: str, function: str, num_classes: int) -> N
       ConfigError: if a call fails; if logits are not floats `[B, num_classes]`; if features are not
         `[B, F]`; or if the state changes its structure, a shape or a dtype.
     """
-    images = jax.ShapeDtypeStruct((_BATCH_SIZE, *model.input_shape), jnp.result_type(float))
+    inputs = model.make_inputs(_BATCH_SIZE)
+    kind = "images" if len(model.input_shape) == 3 else "inputs"
     key = make_key(0)
     with _reraise_as_config_error(owner, f"init of {function}"):
         variables = jax.eval_shape(model.init, key)
     for train in (False, True):
-        step = f"{function} of images {images.shape} with train={train}"
+        step = f"{function} of {kind} {inputs.shape} with train={train}"
         call_arguments: dict[str, Any] = {"train": train}
         if train:  # only training draws dropout masks and fills up batches
             sample_mask = np.ones(_BATCH_SIZE, np.float32)
             call_arguments |= {"key": key, **model.make_batch_arguments(sample_mask)}
         with _reraise_as_config_error(owner, step):
             apply = partial(model.apply, **call_arguments)
-            logits, state = jax.eval_shape(apply, variables, images)
+            logits, state = jax.eval_shape(apply, variables, inputs)
         _check_logits(logits, f"{owner}: {step}", (_BATCH_SIZE, num_classes))
         _check_state(variables["state"], state, f"{owner}: {step}")
         if model.embed is not None:
             with _reraise_as_config_error(owner, step):
                 embed = partial(model.embed, **call_arguments)
-                features = jax.eval_shape(embed, variables, images)[0]
+                features = jax.eval_shape(embed, variables, inputs)[0]
             expected = f"[{_BATCH_SIZE}, F]"
             require(len(features.shape) == 2, f"{owner}: features", features.shape, expected)
 
@@ -358,18 +375,21 @@ def compute_network_digest(model: Model) -> str:
       >>> len(digest), digest == compute_network_digest(make_model("mlp", (2, 2, 1), 3))
       (16, True)
     """
-    key, images = make_key(0), jnp.zeros((2, *model.input_shape))
+    key, inputs = make_key(0), model.make_inputs(2)
     variables = jax.eval_shape(model.init, key)
     programs = [jax.make_jaxpr(model.init)(key)]
     for train in (False, True):
         call = partial(model.apply, train=train, **({"key": key} if train else {}))
-        programs.append(jax.make_jaxpr(call)(variables, images))
+        programs.append(jax.make_jaxpr(call)(variables, inputs))
     if "custom_vjp_call" in str(programs[-1]):  # its backward function is not in the trace
 
-        def sum_logits(params, images):
-            return call({**variables, "params": params}, images)[0].sum()
+        def sum_logits(params, inputs):
+            return call({**variables, "params": params}, inputs)[0].sum()
 
-        programs.append(jax.make_jaxpr(jax.grad(sum_logits, (0, 1)))(variables["params"], images))
+        arguments = (0, 1) if model.num_tokens is None else 0
+        programs.append(
+            jax.make_jaxpr(jax.grad(sum_logits, arguments))(variables["params"], inputs)
+        )
     digest = hash_jaxprs(programs)
     leaves, structure = jax.tree.flatten(variables)
     digest.update(f"{structure}{[(leaf.shape, str(leaf.dtype)) for leaf in leaves]}".encode())

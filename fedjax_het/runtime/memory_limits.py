@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from fedjax_het.algorithms import get_algorithm_spec
 from fedjax_het.algorithms.builders import num_bytes
@@ -227,12 +226,12 @@ def _compute_batch_bytes(
     if model.micro_batch is not None and batch_size > model.micro_batch:
         micro_batch_size = choose_micro_batch_size(batch_size, model.micro_batch)
         num_samples = min(batch_size, micro_batch_size, model.micro_batch)
-    shape = (num_samples, *model.input_shape)
-    image_bytes = _FLOAT_BYTES * math.prod(shape)
-    if available_bytes is None or _MIN_ACTIVATION_FACTOR * image_bytes <= available_bytes:
+    input_bytes = _FLOAT_BYTES * num_samples * math.prod(model.input_shape)
+    if available_bytes is None or _MIN_ACTIVATION_FACTOR * input_bytes <= available_bytes:
         return 4 * batch_size
     forward = partial(model.apply, train=True, key=make_key(0))
-    jaxpr = jax.make_jaxpr(forward)(variables, jax.ShapeDtypeStruct(shape, jnp.float32))
+    inputs = jax.eval_shape(lambda: model.make_inputs(num_samples))
+    jaxpr = jax.make_jaxpr(forward)(variables, inputs)
     return 4 * batch_size + lower_bound_bytes(jaxpr)
 
 

@@ -365,8 +365,10 @@ class Planner:
         precision = self.spec.precision or environment["matmul_precision"]
         precision += " x64" if environment["x64"] else ""
         options = to_items(self.spec.model_options)
-        shape, num_classes = network.input_shape, network.num_classes
-        return f"{self.spec.model} {options} {shape} {num_classes} {precision}"
+        shape: tuple[object, ...] = network.input_shape
+        if network.num_tokens is not None:
+            shape = (*shape, f"{network.num_tokens} tokens")
+        return f"{self.spec.model} {options} {shape} {network.num_classes} {precision}"
 
 
 def compute_client_state_bytes(program: CompiledPrograms, spec: ResolvedRunSpec) -> int:

@@ -163,10 +163,12 @@ def build_signature(
         ById(network if is_user_network else NETWORKS[spec.model].make),
         tuple(dataset.input_shape),
         dataset.num_classes,
+        dataset.num_tokens,
         to_items(spec.model_options),
     )
     options = to_items(spec.options)
     algorithm_spec = get_algorithm_spec(spec.algorithm, spec.options)
+    algorithm_spec.require_input_kind(dataset.input_shape, dataset.num_tokens)
     implementations = algorithm_spec.identity_key
     model = _adapt_network(
         base_model, spec.algorithm, options, implementations, conv_impl, spec.precision
@@ -220,12 +222,19 @@ def build_signature(
 
 @functools.lru_cache(maxsize=MAX_CACHED_PROGRAMS)
 def _make_network(
-    name: str, source: ById, input_shape: tuple, num_classes: int, options: tuple
+    name: str,
+    source: ById,
+    input_shape: tuple,
+    num_classes: int,
+    num_tokens: int | None,
+    options: tuple,
 ) -> Model:
     """Return the network of this name, or the user's network; equal arguments return one object."""
     if name == USER_PROVIDED:
-        return to_model(source.value, input_shape, num_classes, **dict(options))
-    return make_model(name, input_shape, num_classes, **dict(options))
+        return to_model(
+            source.value, input_shape, num_classes, num_tokens=num_tokens, **dict(options)
+        )
+    return make_model(name, input_shape, num_classes, num_tokens, **dict(options))
 
 
 @functools.lru_cache(maxsize=MAX_CACHED_PROGRAMS)

@@ -42,6 +42,7 @@ from fedjax_het.utils.arrays import fetch_to_host
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import require
 from fedjax_het.utils.io import digest_arrays
+from fedjax_het.utils.input_kinds import IMAGE_KINDS, require_input_kind
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -268,13 +269,14 @@ def _compute_once(key: tuple | None, compute: Callable[[], Any]) -> Any:
 
 def _measure_features(assignment: DataAssignment) -> np.ndarray:
     """Return the feature distance of each client, float64 `[K]`."""
+    dataset = assignment.dataset
+    owner = "metric 'feature_distance'"
+    require_input_kind(owner, dataset.input_shape, dataset.num_tokens, IMAGE_KINDS)
     partition, skew = assignment.partition, assignment.make_skew_inputs(1)
     key = make_stream_key(assignment.spec.partition_seed, Stream.SKEW)
     transform = skew.transform or ExampleTransform((), key, ())
     owners = np.repeat(np.arange(partition.num_clients), partition.sizes)
-    features = compute_client_features(
-        assignment.dataset.train_images, transform, partition.indices, owners
-    )
+    features = compute_client_features(dataset.train_images, transform, partition.indices, owners)
     return compute_feature_distances(features, owners, partition.num_clients)
 
 

@@ -385,7 +385,10 @@ def compute_run_digests(
         except _UNUSABLE_ERRORS:  # the run is rejected later with the reason
             return "unknown"
         data = dataset.input_shape, dataset.num_classes
-        return compute_network_digest(to_model(user_objects.network, *data, **json.loads(options)))
+        model = to_model(
+            user_objects.network, *data, num_tokens=dataset.num_tokens, **json.loads(options)
+        )
+        return compute_network_digest(model)
 
     digests = []
     for spec in specs:

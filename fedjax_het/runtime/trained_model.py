@@ -25,6 +25,7 @@ from fedjax_het.data.validation import (
     UINT16_TYPES,
     require_below,
     validate_images,
+    validate_inputs,
     validate_labels,
 )
 from fedjax_het.metrics.registry import (
@@ -53,8 +54,8 @@ BATCH_SIZE = 500
 """Number of images in a forward pass."""
 FORMAT_VERSION = 1
 """Version of the files of models."""
-PIXEL_SCALES = {"uint8": 255.0, "uint16": float(MAX_UINT16), "float32": 1.0}
-"""Number by which images are divided, by the type of the training images."""
+INPUT_SCALES = {"uint8": 255.0, "uint16": float(MAX_UINT16), "float32": 1.0, "int32": 1.0}
+"""Number by which inputs are divided, by the type of the training inputs."""
 _EXPECTED_IMAGES = {
     "uint8": "integers in 0..255, or floats in [0, 1]",
     "uint16": "uint16, uint8, or floats in [0, 1]",
@@ -75,36 +76,38 @@ class InputSpec(NamedTuple):
 
     dataset: str
     """Name of the data set."""
-    input_shape: tuple[int, int, int]
-    """Height, width and channels of an image."""
+    input_shape: tuple[int, ...]
+    """Shape of the input of one example, such as (H, W, C) of an image."""
     num_classes: int
     """Number of classes."""
     mean: tuple[float, ...]
-    """Mean of each channel, which is subtracted from images in [0, 1]."""
+    """Mean of each channel or feature, which is subtracted; of images in [0, 1]."""
     std: tuple[float, ...]
-    """Standard deviation of each channel, by which images are divided."""
+    """Standard deviation of each channel or feature, by which inputs are divided."""
     class_names: tuple[str, ...]
     """Names of the classes, if they have names."""
     domain_names: tuple[str, ...]
     """Names of the domains of the data, if there are any."""
     dtype: str | None = None
-    """Type of the training images: "uint8", "uint16" or "float32". None if the file does not
-    contain it (version 0.6.0): the model accepts integers in 0..255, and floats in the scale of the
-    data."""
+    """Type of the training inputs: "uint8", "uint16" or "float32", or "int32" for tokens. None if
+    the file does not contain it (version 0.6.0): the model accepts integers in 0..255, and floats
+    in the scale of the data."""
     scale: float | None = None
-    """Number by which images of that type are divided: 255, 65535 or 1; None if it is unknown."""
+    """Number by which inputs of that type are divided: 255, 65535 or 1; None if it is unknown."""
     layout: str = "NHWC"
     """Order of the axes of images."""
+    num_tokens: int | None = None
+    """Number of different tokens; None for inputs of floats."""
 
     @classmethod
     def from_dataset(cls, dataset: Dataset) -> "InputSpec":
         """Return the properties of a data set."""
         names = ("input_shape", "num_classes", "mean", "std", "class_names", "domain_names")
-        values = {name: getattr(dataset, name) for name in names}
+        values = {name: getattr(dataset, name) for name in (*names, "num_tokens")}
         dtype = str(dataset.train_images.dtype)
         if dataset.is_16_bit and dtype == "float32":
             dtype = "uint16"
-        values |= {"dtype": dtype, "scale": PIXEL_SCALES[dtype]}
+        values |= {"dtype": dtype, "scale": INPUT_SCALES[dtype]}
         return cls.from_record({"dataset": dataset.name, **values})
 
     @classmethod
@@ -150,11 +153,12 @@ class Evaluation(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TrainedModel:
-    """A network with its parameters and the normalization of its images.
+    """A network with its parameters and the normalization of its inputs.
 
     Methods accept images `[N, H, W, C]`: uint8, other integers in 0..255, or floats in [0, 1]. A
     model of 16-bit images accepts uint16, uint8, and floats in [0, 1]. A model of floats accepts
-    floats in the scale of the training images.
+    floats in the scale of the training inputs: images, features `[N, F]` or series `[N, T, F]`. A
+    model of tokens accepts integers `[N, T]`.
 
     Attributes:
       spec: settings of the run.
@@ -284,8 +288,11 @@ class TrainedModel:
     def _validate_images(self, images: np.ndarray) -> np.ndarray:
         images, spec = np.asarray(images), self.input_spec
         is_valid = images.shape[1:] == spec.input_shape and len(images) > 0
-        expected = f"[N, {', '.join(map(str, spec.input_shape))}], in the layout {spec.layout}"
+        expected = f"[N, {', '.join(map(str, spec.input_shape))}]"
+        expected += f", in the layout {spec.layout}" if len(spec.input_shape) == 3 else ""
         require(is_valid, "images", f"of shape {images.shape}", expected)
+        if len(spec.input_shape) != 3:
+            return validate_inputs("images", images, num_tokens=spec.num_tokens)
         dtype = spec.dtype
         if dtype is not None:
             is_integer = np.issubdtype(images.dtype, np.integer)
@@ -311,8 +318,9 @@ class TrainedModel:
         dataset = self.input_spec.dataset
         if self.spec.dataset not in (USER_PROVIDED, dataset):
             dataset = f"{self.spec.dataset} (own {dataset!r})"
+        noun = "images" if len(self.input_spec.input_shape) == 3 else "inputs"
         return (
-            f"TrainedModel({self.spec.model} for {self.input_spec.input_shape} images of "
+            f"TrainedModel({self.spec.model} for {self.input_spec.input_shape} {noun} of "
             f"{self.input_spec.num_classes} classes, {owner} of {self.spec.algorithm} on "
             f"{dataset})"
         )

@@ -17,6 +17,7 @@ from fedjax_het.skews.drift import NUM_PHASES, DriftSkew
 from fedjax_het.skews.labels import LabelSkew
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.errors import require
+from fedjax_het.utils.input_kinds import IMAGE_KINDS, require_input_kind
 from fedjax_het.utils.kinds import call_kind
 
 _STREAM = 0x5CE7  # of a partition's seed
@@ -160,9 +161,7 @@ def assign_skews(
       ConfigError: if the images cannot be transformed, and for label skews of clients that share
         examples, since an example has one label.
     """
-    num_classes = dataset.num_classes
-    height, width, channels = dataset.input_shape
-    shape = (height, width, channels)
+    num_classes, shape = dataset.num_classes, dataset.input_shape
     clients = [partition.client_indices(k) for k in range(partition.num_clients)]
     classes = np.arange(num_classes, dtype=np.int32)
     label_maps = np.tile(classes, (len(clients), 1))
@@ -186,6 +185,7 @@ def assign_skews(
     skewed = dataclasses.replace(dataset, train_labels=labels) if has_label_skew else None
     features = [skew for skew in skews if isinstance(skew, FeatureSkew)]
     for skew in features:
+        require_input_kind(f"skew {skew.name!r}", shape, dataset.num_tokens, IMAGE_KINDS)
         skew.validate_images(shape)
     parameters = [
         _call(skew, skew.make_parameters, _make_rng(skew, seed), len(clients), shape)
@@ -233,7 +233,7 @@ def _require_separate(skew: Skew, clients: Sequence[np.ndarray]) -> None:
 
 
 def _validate_transform(
-    skew: FeatureSkew, parameters: tuple[Any, Any], shape: tuple[int, int, int]
+    skew: FeatureSkew, parameters: tuple[Any, Any], shape: tuple[int, ...]
 ) -> None:
     """Raise ConfigError unless the images of a skew have their shape, before anything compiles."""
     images = jax.ShapeDtypeStruct((2, *shape), jnp.float32)

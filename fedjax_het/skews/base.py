@@ -112,7 +112,7 @@ class FeatureSkew(LevelSkew):
       ['rotation', 'inversion', 'contrast']
     """
 
-    def validate_images(self, input_shape: tuple[int, int, int]) -> None:
+    def validate_images(self, input_shape: tuple[int, ...]) -> None:
         """Raise ConfigError if images of this shape, `(H, W, C)`, cannot be transformed."""
 
     def get_static(self) -> tuple[Any, ...]:
@@ -120,7 +120,7 @@ class FeatureSkew(LevelSkew):
         return ()
 
     def make_parameters(
-        self, rng: np.random.Generator, num_clients: int, input_shape: tuple[int, int, int]
+        self, rng: np.random.Generator, num_clients: int, input_shape: tuple[int, ...]
     ) -> tuple[Tree, Tree]:
         """Return the parameters of all clients.
 

@@ -4,8 +4,9 @@ from typing import Any
 
 from fedjax_het.nn.model import Model
 from fedjax_het.nn.network import (
-    ImageShape,
+    InputShape,
     NetworkSpec,
+    NumTokens,
     Size,
     build_model,
     check_network_definition,
@@ -13,15 +14,20 @@ from fedjax_het.nn.network import (
 )
 from fedjax_het.nn.networks import cnn, convnet, fsl_cnn, lenet5, mlp, resnet18
 from fedjax_het.utils.config import validate_arguments
+from fedjax_het.utils.input_kinds import FLOAT_KINDS, IMAGE_KINDS
 from fedjax_het.utils.registry import Registry, get_summary_line
 
 NETWORKS: Registry[NetworkSpec] = Registry(
     "network",
     [
-        NetworkSpec(make.__name__, make, get_summary_line(make))
-        for make in (
-            *(mlp.mlp, convnet.convnet, cnn.cnn, fsl_cnn.fsl_cnn, lenet5.lenet5),
-            resnet18.resnet18,
+        NetworkSpec(make.__name__, make, get_summary_line(make), input_kinds)
+        for make, input_kinds in (
+            (mlp.mlp, FLOAT_KINDS),
+            (convnet.convnet, IMAGE_KINDS),
+            (cnn.cnn, IMAGE_KINDS),
+            (fsl_cnn.fsl_cnn, IMAGE_KINDS),
+            (lenet5.lenet5, IMAGE_KINDS),
+            (resnet18.resnet18, IMAGE_KINDS),
         )
     ],
     argument="model",
@@ -30,13 +36,20 @@ NETWORKS: Registry[NetworkSpec] = Registry(
 
 
 @validate_arguments
-def make_model(name: str, input_shape: ImageShape, num_classes: Size, **options: Any) -> Model:
-    """Build a registered network for images of a given shape.
+def make_model(
+    name: str,
+    input_shape: InputShape,
+    num_classes: Size,
+    num_tokens: NumTokens | None = None,
+    **options: Any,
+) -> Model:
+    """Build a registered network for inputs of a given shape.
 
     Args:
       name: a name in `NETWORKS`.
-      input_shape: height, width and channels of the images.
+      input_shape: shape of the input of one example, such as (H, W, C) of an image.
       num_classes: number of logits.
+      num_tokens: number of different tokens, for inputs of tokens; None for inputs of floats.
       **options: options of the network, see `NetworkSpec.options`. The files in
         `fedjax_het.nn.networks` document the options of the package's networks.
 
@@ -45,7 +58,7 @@ def make_model(name: str, input_shape: ImageShape, num_classes: Size, **options:
 
     Raises:
       ConfigError: if the name or an option is unknown (the message lists the network's options), or
-        if images or values do not fit. For a user's network also in the cases of `to_model`.
+        if inputs or values do not fit. For a user's network also in the cases of `to_model`.
 
     Example:
       >>> from fedjax_het.nn import make_model
@@ -54,15 +67,15 @@ def make_model(name: str, input_shape: ImageShape, num_classes: Size, **options:
     """
     network = NETWORKS.require(name)
     if name in NETWORKS.built_in:
-        return build_model(network, input_shape, num_classes, options)
-    return to_model(network.make, input_shape, num_classes, name, **options)
+        return build_model(network, input_shape, num_classes, options, num_tokens)
+    return to_model(network.make, input_shape, num_classes, name, num_tokens, **options)
 
 
 @validate_arguments
 def register_network(name: str, make: Any, description: str = "") -> None:
     """Register a user's network for runs, sweeps and reports of this process.
 
-    The network itself is checked when the image shape is known, see `to_model`.
+    The network itself is checked when the shape of the inputs is known, see `to_model`.
 
     Args:
       name: name of the network in settings.

@@ -5,7 +5,7 @@ import jax
 
 from fedjax_het.nn.adapters import make_flax_model
 from fedjax_het.nn.layers import Linear
-from fedjax_het.nn.model import Model
+from fedjax_het.nn.model import Model, Shape
 from fedjax_het.utils.config import PositiveInt
 
 
@@ -22,7 +22,7 @@ class Mlp(nn.Module):
 
     @nn.compact
     def __call__(self, x, train):
-        """Return features `[B, F]` and logits `[B, num_classes]` for images `[B, H, W, C]`."""
+        """Return features `[B, F]` and logits `[B, num_classes]` for inputs `[B, ...]`."""
         x = x.reshape(x.shape[0], -1)
         for layer, features in enumerate(self.hidden):
             x = jax.nn.relu(Linear(features, name=f"hidden{layer + 1}")(x))
@@ -30,7 +30,7 @@ class Mlp(nn.Module):
 
 
 def mlp(
-    input_shape: tuple[int, int, int],
+    input_shape: Shape,
     num_classes: int,
     *,
     hidden: tuple[PositiveInt, ...] = (128, 128),
@@ -41,7 +41,7 @@ def mlp(
     default, U(±1/√fan_in).
 
     Args:
-      input_shape: height, width and channels.
+      input_shape: shape of the input of one example.
       num_classes: number of logits.
       hidden: widths of the hidden layers.
 

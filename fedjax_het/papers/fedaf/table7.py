@@ -8,7 +8,7 @@ Partitions need label counts only, see `fedaf.partitions`.
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -112,7 +112,9 @@ def model_bytes(model: str, dataset: str) -> int:
 
     shape = get_dataset_shape(dataset)
     require_name("model", model, PAPER_PARAMETER_COUNTS)
-    options = {"convnet": {"norm": "batch"}, "resnet18": {"stem": "imagenet"}}[model]
+    options: dict[str, Any] = {"convnet": {"norm": "batch"}, "resnet18": {"stem": "imagenet"}}[
+        model
+    ]
     network = make_model(model, shape.image_shape, shape.num_classes, **options)
     variables = jax.eval_shape(network.init, make_key(0))
     return 4 * sum(leaf.size for leaf in jax.tree.leaves(variables))

@@ -169,7 +169,8 @@ def test_init_depends_on_key():
     ("arguments", "word"),
     [
         (("convnext", (8, 8, 1), 10), "convnet"),
-        (("convnet", (8, 8), 10), "input_shape"),
+        (("convnet", (8, 8), 10), "series of shape"),
+        (("mlp", (8, 8, 1, 1), 10), "input_shape"),
         (("convnet", (8, 8, 1), 0), "num_classes"),
         (("convnet", (8, 8, 1), 10, {"norm": "grop"}), "group"),
         (("convnet", (8, 8, 1), 10, {"depth": 4}), "1 to 3"),

@@ -435,5 +435,5 @@ def test_register_network_rejects_invalid_names():
 def test_user_model():
     model = make_model("mlp", SHAPE, CLASSES)
     assert isinstance(to_model(model, SHAPE, CLASSES), Model)
-    with pytest.raises(ConfigError, match=r"'user' = .*: expected one of \(4, 4, 1\) images"):
+    with pytest.raises(ConfigError, match=r"'user' = .*: expected one of \(4, 4, 1\) inputs"):
         to_model(model, (4, 4, 1), CLASSES)
