@@ -69,6 +69,24 @@ class Linear(nn.Module):
         return x @ kernel + bias
 
 
+class Embedding(nn.Module):
+    """A vector for each token, drawn from N(0, 1) as PyTorch does.
+
+    Attributes:
+      num_tokens: number of different tokens.
+      features: width of a vector.
+    """
+
+    num_tokens: int
+    features: int
+
+    @nn.compact
+    def __call__(self, x):
+        """Return `[B, T, features]` for tokens `x` `[B, T]`."""
+        shape = (self.num_tokens, self.features)
+        return self.param("embedding", nn.initializers.normal(1.0), shape)[x]
+
+
 class Conv(nn.Module):
     """A convolution of stride 1 with square windows.
 

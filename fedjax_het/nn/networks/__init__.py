@@ -12,9 +12,22 @@ from fedjax_het.nn.network import (
     check_network_definition,
     to_model,
 )
-from fedjax_het.nn.networks import cnn, convnet, fsl_cnn, lenet5, mlp, resnet18
+from fedjax_het.nn.networks import (
+    cnn,
+    cnn1d,
+    convnet,
+    fasttext,
+    fsl_cnn,
+    lenet5,
+    mlp,
+    recurrent,
+    resnet8,
+    resnet18,
+    transformer,
+    vgg11,
+)
 from fedjax_het.utils.config import validate_arguments
-from fedjax_het.utils.input_kinds import FLOAT_KINDS, IMAGE_KINDS
+from fedjax_het.utils.input_kinds import FLOAT_KINDS, IMAGE_KINDS, SEQUENCE_KINDS
 from fedjax_het.utils.registry import Registry, get_summary_line
 
 NETWORKS: Registry[NetworkSpec] = Registry(
@@ -27,7 +40,14 @@ NETWORKS: Registry[NetworkSpec] = Registry(
             (cnn.cnn, IMAGE_KINDS),
             (fsl_cnn.fsl_cnn, IMAGE_KINDS),
             (lenet5.lenet5, IMAGE_KINDS),
+            (resnet8.resnet8, IMAGE_KINDS),
             (resnet18.resnet18, IMAGE_KINDS),
+            (vgg11.vgg11, IMAGE_KINDS),
+            (cnn1d.cnn1d, ("series",)),
+            (recurrent.lstm, SEQUENCE_KINDS),
+            (recurrent.gru, SEQUENCE_KINDS),
+            (transformer.transformer, SEQUENCE_KINDS),
+            (fasttext.fasttext, ("tokens",)),
         )
     ],
     argument="model",
