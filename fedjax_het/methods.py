@@ -111,7 +111,6 @@ from fedjax_het.core.contract_checks import ContractError as ContractError
 from fedjax_het.core.contract_checks import with_contract_checks as with_contract_checks
 from fedjax_het.core.distillation import compute_logits as compute_logits
 from fedjax_het.core.distillation import compute_weighted_sum as compute_weighted_sum
-from fedjax_het.core.evaluation import correct as correct
 from fedjax_het.core.execution_plan import ExecutionPlan as ExecutionPlan
 from fedjax_het.core.gradient_diagnostics import ClientDiagnostics as ClientDiagnostics
 from fedjax_het.core.local_training import ClientTrainState as ClientTrainState
@@ -142,6 +141,7 @@ from fedjax_het.core.training_variants import require_constant_lr as require_con
 from fedjax_het.core.training_variants import with_plain_sgd as with_plain_sgd
 from fedjax_het.nn import Model as Model
 from fedjax_het.nn.model import Head as Head
+from fedjax_het.tasks.classification import correct as correct
 from fedjax_het.utils.config import Bounds as Bounds
 from fedjax_het.utils.config import Config as Config
 from fedjax_het.utils.config import DecayFactor as DecayFactor

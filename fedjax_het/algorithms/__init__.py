@@ -173,6 +173,7 @@ _FUNCTION_FIELDS = (
     "server_step",
     "required_data",
     "input_kinds",
+    "needs_classes",
     "trains_locally",
     "evaluated_models",
     "has_global_model",

@@ -13,11 +13,11 @@ from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.client_loop import Examples
 from fedjax_het.core.client_rows import ClientModels, get_client_row
 from fedjax_het.core.distillation import compute_logits, compute_weighted_sum
-from fedjax_het.core.evaluation import correct
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.core.resumable_loops import TEACHERS
 from fedjax_het.core.server_parallelism import ServerParallelism
+from fedjax_het.tasks.classification import correct
 from fedjax_het.utils.arrays import set_row
 
 
@@ -90,4 +90,5 @@ SPEC = AlgorithmSpec(
     color="#332288",
     wraps="average",
     required_data=("proxy_data",),
+    needs_classes=True,
 )

@@ -209,4 +209,5 @@ SPEC = AlgorithmSpec(
     color="#1F9E89",
     dashes=(0, (3, 1)),
     wraps="model",
+    needs_classes=True,
 )

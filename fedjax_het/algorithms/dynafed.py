@@ -526,4 +526,5 @@ SPEC = AlgorithmSpec(
         DefaultsRule(datasets=("cinic10",), hp={"fine_tune_lr": 2.5e-4}),
     ),
     input_kinds=FLOAT_KINDS,
+    needs_classes=True,
 )

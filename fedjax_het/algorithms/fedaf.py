@@ -202,4 +202,5 @@ SPEC = AlgorithmSpec(
     color="#CC79A7",
     trains_locally=False,
     input_kinds=FLOAT_KINDS,
+    needs_classes=True,
 )

@@ -249,4 +249,5 @@ SPEC = AlgorithmSpec(
     dashes=(0, (2, 1.5)),
     wraps="model",
     required_data=("proxy_data",),
+    needs_classes=True,
 )

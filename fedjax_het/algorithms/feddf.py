@@ -130,4 +130,5 @@ SPEC = AlgorithmSpec(
     dashes=(0, (6, 2)),
     wraps="model",
     required_data=("proxy_data",),
+    needs_classes=True,
 )

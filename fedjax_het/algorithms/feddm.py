@@ -95,4 +95,5 @@ SPEC = AlgorithmSpec(
     color="#000000",
     trains_locally=False,
     input_kinds=FLOAT_KINDS,
+    needs_classes=True,
 )

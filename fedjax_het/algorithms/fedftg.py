@@ -152,4 +152,5 @@ SPEC = AlgorithmSpec(
     dashes=(0, (4, 1)),
     wraps="model",
     input_kinds=IMAGE_KINDS,
+    needs_classes=True,
 )

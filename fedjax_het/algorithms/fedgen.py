@@ -450,4 +450,5 @@ SPEC = AlgorithmSpec(
     hyperparameters=_make_hyperparameters,
     color="#999933",
     wrappable_as="average",
+    needs_classes=True,
 )

@@ -72,4 +72,5 @@ SPEC = AlgorithmSpec(
     color="#1B7F5C",
     wrappable_as="average",
     evaluated_models=("global", "client"),
+    needs_classes=True,
 )

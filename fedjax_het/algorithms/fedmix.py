@@ -248,6 +248,7 @@ FEDMIX = AlgorithmSpec(
     required_data=("averages",),
     evaluated_models=("global", "client"),
     input_kinds=FLOAT_KINDS,
+    needs_classes=True,
 )
 NAIVEMIX = replace(
     FEDMIX,

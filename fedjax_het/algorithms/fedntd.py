@@ -118,4 +118,5 @@ SPEC = AlgorithmSpec(
     color="#FA0357",
     wrappable_as="average",
     evaluated_models=("global", "client"),
+    needs_classes=True,
 )

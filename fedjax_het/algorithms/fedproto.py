@@ -254,4 +254,5 @@ SPEC = AlgorithmSpec(
     color="#11C614",
     evaluated_models=("personal",),
     has_global_model=False,
+    needs_classes=True,
 )

@@ -142,4 +142,5 @@ SPEC = AlgorithmSpec(
     paper="Chen and Chao, ICLR 2022, arXiv:2107.00778",
     color="#613327",
     evaluated_models=("personal", "global"),
+    needs_classes=True,
 )

@@ -64,4 +64,5 @@ SPEC = AlgorithmSpec(
     color="#8DA0CB",
     wrappable_as="average",
     evaluated_models=("global", "client"),
+    needs_classes=True,
 )

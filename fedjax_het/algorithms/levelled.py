@@ -99,4 +99,5 @@ SPEC = AlgorithmSpec(
     dashes=(0, (1, 1)),
     wraps="model",
     input_kinds=FLOAT_KINDS,
+    needs_classes=True,
 )

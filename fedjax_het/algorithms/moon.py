@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.builders import build_federated_algorithm
@@ -124,7 +123,7 @@ def _loss_and_gradient(
 ):
     """Return (reported loss, gradient of the whole loss, variables with new statistics).
 
-    The reported loss is the mean cross-entropy with the regularizer of local training.
+    The reported loss is the mean loss of the task with the regularizer of local training.
     """
     task, regularizer = training.task, training.regularizer
     embed, variables, previous = task.model.embed, local.variables, local.aux
@@ -136,7 +135,7 @@ def _loss_and_gradient(
         z, logits, state = embed({**variables, "params": params}, x, train=True, **arguments)
         z_global = embed(context.message.variables, x, train=False)[0]
         z_previous = embed(previous.variables, x, train=False)[0]
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, samples["labels"])
+        losses = task.kind.compute_losses(logits, samples["labels"])
         tau = context.hp["moon_tau"]
         contrastive_losses = compute_contrastive_losses(z, z_global, z_previous, tau)
         reported = (losses * mask).sum()

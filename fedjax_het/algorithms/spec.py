@@ -137,6 +137,8 @@ class AlgorithmSpec:
     input_kinds: tuple[InputKind, ...] = INPUT_KINDS
     """Kinds of inputs that the method accepts; a method that synthesizes inputs accepts no tokens,
     and a method that draws images accepts images alone."""
+    needs_classes: bool = False
+    "Whether the method reads labels as classes; otherwise it works for every task."
     trains_locally: bool = True
     "False if clients condense their data instead."
     evaluated_models: tuple[str, ...] = ("global",)

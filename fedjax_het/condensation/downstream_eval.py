@@ -17,11 +17,11 @@ from fedjax_het.condensation.synthetic_pool import (
     train_on_synthetic_pool,
 )
 from fedjax_het.core.client_loop import Examples
-from fedjax_het.core.evaluation import correct
 from fedjax_het.core.server_training import EpochRange
 from fedjax_het.core.task import Task
 from fedjax_het.data import Dataset
 from fedjax_het.nn import Model, Variables
+from fedjax_het.tasks.classification import correct
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.errors import ConfigError, is_integer_at_least, require
 

@@ -22,7 +22,6 @@ from fedjax_het.core.task import Task
 from fedjax_het.core.training_variants import with_plain_sgd
 from fedjax_het.core.work_items import ClientWork
 from fedjax_het.data import partition_from_clients
-from fedjax_het.nn import Model
 from fedjax_het.nn.precision import configure_compute
 from fedjax_het.utils.arrays import make_key
 
@@ -136,7 +135,7 @@ def time_client_step(
         return train_cohort(client_algorithm, plan, hp, message, (), key, cohort).update
 
     variables = jax.jit(model.init)(make_key(0))
-    cohort = Cohort(scheduler.make_round(0), _make_examples(model, len(indices)))
+    cohort = Cohort(scheduler.make_round(0), _make_examples(task, len(indices)))
     inputs = hp, variables, make_key(1), cohort
     program = jax.jit(train_clients)
     _require_memory(lower_bound_bytes(program.trace(*inputs).jaxpr), free_bytes)
@@ -175,17 +174,19 @@ def time_server_step(
         )
 
     variables = jax.jit(task.model.init)(make_key(0))
-    examples = jax.tree.map(jnp.asarray, _make_examples(task.model, NUM_SERVER_STEPS * batch_size))
+    examples = jax.tree.map(jnp.asarray, _make_examples(task, NUM_SERVER_STEPS * batch_size))
     inputs = plan.put((variables, examples, make_key(1)))
     program = jax.jit(lambda *args: plan.shard_server_work(train, *args))
     return _time_fastest_call(program, inputs) / NUM_SERVER_STEPS
 
 
-def _make_examples(model: Model, count: int) -> Examples:
-    rng = np.random.default_rng(0)
+def _make_examples(task: Task, count: int) -> Examples:
+    rng, model = np.random.default_rng(0), task.model
     high, dtype = (256, np.uint8) if model.num_tokens is None else (model.num_tokens, np.int32)
     inputs = rng.integers(0, high, (count, *model.input_shape), dtype)
-    return Examples(inputs, rng.integers(0, model.num_classes, count).astype(np.int32))
+    high = model.num_classes if task.label_dtype == "int32" else 2
+    labels = rng.integers(0, high, (count, *task.label_shape)).astype(task.label_dtype)
+    return Examples(inputs, labels)
 
 
 def _require_memory(needed_bytes: int, free_bytes: int | None) -> None:

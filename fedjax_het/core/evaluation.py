@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.flatten_util import ravel_pytree
 
 from fedjax_het.core.client_loop import ClientExamples
@@ -29,12 +28,14 @@ DEFAULT_MEMORY_BYTES = 2**35  # of a device that does not report its memory
 
 
 class EvaluationSet(NamedTuple):
-    """Labeled images in batches, in the blocks of the plan."""
+    """Labeled examples in batches, in the blocks of the plan."""
 
     images: AnyArray
-    "`[D, M, B, H, W, C]`, or `[D, M, B]` int32: positions in examples."
+    "Inputs `[D, M, B, ...]`, or `[D, M, B]` int32: positions in examples."
     labels: AnyArray
-    "`[D, M, B]` int32; -1 is padding."
+    "`[D, M, B, ...]`."
+    is_real: AnyArray
+    "`[D, M, B]` bool: whether an entry is an example; otherwise it is padding."
     domains: AnyArray | None
     "`[D, M, B]` int32; None for a set without domains."
 
@@ -43,9 +44,9 @@ class Evaluation(NamedTuple):
     """Measurements of a model; float32, NaN where an output is not finite."""
 
     accuracy: jax.Array
-    "`[]`."
+    "`[]`: mean score of the task, the accuracy of classification."
     loss: jax.Array
-    "`[]`: mean cross-entropy in nats."
+    "`[]`: mean loss of the task, the cross-entropy in nats of classification."
     domain_accuracy: jax.Array | None
     "`[G]`: accuracy on each domain's images; None without domains."
     metrics: dict[str, jax.Array]
@@ -76,30 +77,6 @@ class ClientEvaluation(NamedTuple):
     "`[K]` float32; NaN without a test, and where an output is not finite."
     is_finite: jax.Array
     "`[]` bool: whether all outputs are finite."
-
-
-def correct(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Return whether the label has the largest output.
-
-    An output that is not finite gives NaN, so that no mean hides it. The largest of NaN would be
-    class 0.
-
-    Args:
-      logits: float32 `[..., C]`.
-      labels: int32 `[...]`.
-
-    Returns:
-      Float32 `[...]`: 1, 0 or NaN.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from fedjax_het.core.evaluation import correct
-      >>> logits = jnp.array([[2.0, 1.0], [0.0, 3.0], [jnp.nan, 0.0]])
-      >>> correct(logits, jnp.array([0, 0, 0])).tolist()
-      [1.0, 0.0, nan]
-    """
-    is_correct = (logits.argmax(-1) == labels).astype(jnp.float32)
-    return jnp.where(jnp.isfinite(logits).all(-1), is_correct, jnp.nan)
 
 
 def compute_test_batches(plan: ExecutionPlan, images: np.ndarray) -> tuple[int, int]:
@@ -180,14 +157,15 @@ def _make_set(
 ) -> EvaluationSet:
     """Return arrays on the host in batches of a shape `(D, M, B)`, filled up with padding."""
 
-    def split(array: np.ndarray, padding: int) -> np.ndarray:
-        rest = np.full((np.prod(shape) - len(labels), *array.shape[1:]), padding, array.dtype)
+    def split(array: np.ndarray) -> np.ndarray:
+        rest = np.zeros((np.prod(shape) - len(labels), *array.shape[1:]), array.dtype)
         return np.concatenate([array, rest]).reshape(*shape, *array.shape[1:])
 
     return EvaluationSet(
-        split(images, 0),
-        split(labels, -1).astype(np.int32),
-        None if domains is None else split(domains, 0).astype(np.int32),
+        split(images),
+        split(labels),
+        split(np.ones(len(labels), bool)),
+        None if domains is None else split(domains).astype(np.int32),
     )
 
 
@@ -220,31 +198,33 @@ def evaluate(
     """
     assert bool(num_domains) == (data.domains is not None)
     # One array, which one collective adds up.
-    num_sums, unravel_sums = _make_unraveler(metrics, task.model.num_classes, num_domains)
+    outputs = jax.ShapeDtypeStruct((2, *task.model.output_shape), jnp.float32)
+    labels = jax.ShapeDtypeStruct((2, *data.labels.shape[3:]), data.labels.dtype)
+    num_sums, unravel_sums = _make_unraveler(metrics, outputs, labels, num_domains)
 
     def evaluate_block(variables, num_batches, examples, data):
-        images, labels, domains = data
+        images, labels, real, domains = data
 
         def add_batch(i, sums):
-            batch_labels = take_row(labels, i)
-            is_real = batch_labels >= 0
+            batch_labels, is_real = take_row(labels, i), take_row(real, i)
             batch_images = take_row(images, i)
             if examples is not None:
                 batch_images = examples.take_by_owner(batch_images)
             inputs = task.normalize(batch_images)
-            logits, _ = task.model.apply(variables, inputs, train=False)
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, abs(batch_labels))
-            is_correct = jnp.where(is_real, correct(logits, batch_labels), 0)
-            losses, count = jnp.where(is_real, losses, 0), is_real.sum(dtype=jnp.float32)
-            new_sums: Any = {"total": jnp.stack([is_correct.sum(), losses.sum(), count])}
+            outputs, _ = task.model.apply(variables, inputs, train=False)
+            weights = jnp.where(is_real, task.kind.count_targets(batch_labels), 0)
+            losses = task.kind.compute_losses(outputs, batch_labels)
+            scores = task.kind.compute_scores(outputs, batch_labels)
+            losses, scores = (jnp.where(is_real, v * weights, 0) for v in (losses, scores))
+            new_sums: Any = {"total": jnp.stack([scores.sum(), losses.sum(), weights.sum()])}
             if domains is not None:
                 is_in_domain = take_row(domains, i)[:, None] == jnp.arange(num_domains)
                 new_sums["domains"] = [
                     jnp.where(is_in_domain, values[:, None], 0).sum(0)
-                    for values in (is_correct, is_real)
+                    for values in (scores, weights)
                 ]
             if metrics:
-                new_sums["metrics"] = _sum_metrics(metrics, logits, batch_labels)
+                new_sums["metrics"] = _sum_metrics(metrics, outputs, batch_labels, is_real)
             return sums + ravel_pytree(new_sums)[0].astype(jnp.float32)
 
         return jax.lax.fori_loop(0, num_batches, add_batch, jnp.zeros(num_sums, jnp.float32))
@@ -252,21 +232,23 @@ def evaluate(
     num_batches = data.labels.shape[1] if num_batches is None else num_batches
     inputs = (variables, num_batches, examples)
     sums = unravel_sums(plan.sum_over_blocks(evaluate_block, inputs, data))
-    num_correct, loss, num_images = sums["total"]
+    score, loss, weight = sums["total"]
     domain_accuracy = sums["domains"][0] / sums["domains"][1] if num_domains else None
     values: dict[str, jax.Array] = {}
     for metric, metric_sums in zip(metrics, sums.get("metrics", ()), strict=True):
         values |= finish_metric(metric, metric_sums)
-    return Evaluation(num_correct / num_images, loss / num_images, domain_accuracy, values)
+    return Evaluation(score / weight, loss / weight, domain_accuracy, values)
 
 
-def _sum_metrics(metrics: tuple[Metric, ...], logits: jax.Array, labels: jax.Array) -> Any:
-    mask = (labels >= 0).astype(jnp.float32)
-    return sum_metrics(metrics, logits.astype(jnp.float32), jnp.maximum(labels, 0), mask)
+def _sum_metrics(
+    metrics: tuple[Metric, ...], logits: jax.Array, labels: jax.Array, is_real: jax.Array
+) -> Any:
+    mask = is_real.astype(jnp.float32)
+    return sum_metrics(metrics, logits.astype(jnp.float32), labels, mask)
 
 
 def _make_unraveler(
-    metrics: tuple[Metric, ...], num_classes: int, num_domains: int
+    metrics: tuple[Metric, ...], outputs: Any, labels: Any, num_domains: int
 ) -> tuple[int, Callable[[jax.Array], Any]]:
     """Return the number of sums of an evaluation, and the function that splits their array."""
     shapes: Any = {"total": jax.ShapeDtypeStruct((3,), jnp.float32)}
@@ -275,8 +257,8 @@ def _make_unraveler(
     if metrics:
         shapes["metrics"] = jax.eval_shape(
             partial(_sum_metrics, metrics),
-            jax.ShapeDtypeStruct((2, num_classes), jnp.float32),
-            jax.ShapeDtypeStruct((2,), jnp.int32),
+            *(outputs, labels),
+            jax.ShapeDtypeStruct((2,), bool),
         )
     with jax.ensure_compile_time_eval():
         sums, unravel = ravel_pytree(jax.tree.map(lambda a: np.zeros(a.shape, np.float32), shapes))
@@ -382,11 +364,12 @@ def evaluate_clients(
         def add_batch(m, sums):
             positions = take_row(indices, m)
             images = task.normalize(examples.take(positions, client))
-            logits, _ = task.model.apply(variables, images, train=False)
+            outputs, _ = task.model.apply(variables, images, train=False)
             is_real = positions >= 0
             labels = examples.take_labels(positions, client)
-            is_correct = jnp.where(is_real, correct(logits, labels), 0)
-            return sums + jnp.stack([is_correct.sum(), is_real.sum(dtype=jnp.float32)])
+            weights = jnp.where(is_real, task.kind.count_targets(labels), 0)
+            scores = jnp.where(is_real, task.kind.compute_scores(outputs, labels) * weights, 0)
+            return sums + jnp.stack([scores.sum(), weights.sum()])
 
         return jax.lax.fori_loop(0, indices.shape[0], add_batch, jnp.zeros(2, jnp.float32))
 

@@ -67,8 +67,12 @@ class EvaluationOptions(NamedTuple):
     "Rounds between diagnostics on all clients' data; 0: never."
     has_validation: bool = False
     metrics: tuple[Metric, ...] = ()
-    num_classes: int = 0
-    "Classes of the data set, if there are metrics."
+    output_shape: tuple[int, ...] = ()
+    "Shape of the outputs of one example, if there are metrics."
+    label_shape: tuple[int, ...] = ()
+    "Shape of the label of one example, if there are metrics."
+    label_dtype: str = "int32"
+    "Type of the labels, if there are metrics."
     records_client_losses: bool = False
     "Whether the training loss of each client is recorded, for client selection by losses."
 
@@ -80,7 +84,8 @@ class EvaluationOptions(NamedTuple):
     @property
     def metric_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the values of `example_metrics`, by name."""
-        return metric_shapes(self.example_metrics, self.num_classes)
+        formats = (self.output_shape, self.label_shape, self.label_dtype)
+        return metric_shapes(self.example_metrics, *formats)
 
     @property
     def update_metric_names(self) -> tuple[str, ...]:

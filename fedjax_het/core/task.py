@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from fedjax_het.core.client_algorithm import Batch
 from fedjax_het.nn import Model, micro_batched_value_and_grad
+from fedjax_het.tasks import Classification, TaskKind
+from fedjax_het.tasks.classification import compute_cross_entropies
 
 
 def per_sample_cross_entropy(network: Callable, images: jax.Array, labels: jax.Array):
@@ -24,27 +25,11 @@ def per_sample_cross_entropy(network: Callable, images: jax.Array, labels: jax.A
       Losses, float32 `[B]`, and the network's state.
     """
     logits, state = network(images)
-    if labels.ndim == 2:
-        return optax.softmax_cross_entropy(logits, labels), state
-    return jax.lax.platform_dependent(
-        logits, labels, cpu=_cross_entropy_by_gather, default=_cross_entropy_by_mask
-    ), state
-
-
-_cross_entropy_by_gather = optax.softmax_cross_entropy_with_integer_labels
-
-
-def _cross_entropy_by_mask(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Return the cross-entropy by a mask.
-
-    On accelerators the gradient of a gather is a scatter, a separate operation.
-    """
-    is_label = labels[..., None] == jnp.arange(logits.shape[-1])
-    return jax.nn.logsumexp(logits, axis=-1) - jnp.where(is_label, logits, 0).sum(-1)
+    return compute_cross_entropies(logits, labels), state
 
 
 class Task(NamedTuple):
-    """A classification task; static, closed over by compiled programs.
+    """A task that a network learns; static, closed over by compiled programs.
 
     Example:
       >>> import jax.numpy as jnp
@@ -61,6 +46,12 @@ class Task(NamedTuple):
     "Mean of each channel or feature, of images scaled to [0, 1]; () for tokens."
     std: tuple[float, ...]
     "Standard deviation of each channel or feature, in the unit of `mean`."
+    kind: TaskKind = Classification()
+    "The meaning of labels and outputs, with the loss and the score of an example."
+    label_shape: tuple[int, ...] = ()
+    "Shape of the label of one example."
+    label_dtype: str = "int32"
+    "Type of the labels."
 
     def normalize(self, images: jax.Array) -> jax.Array:
         """Return float32 network inputs (x - mean) / std of stored inputs, and tokens unchanged.
@@ -90,6 +81,11 @@ class Task(NamedTuple):
         levels = jnp.round(jnp.clip(images * std + mean, 0, 1) * max_level)
         return self.normalize(levels / max_level)
 
+    def compute_sample_losses(self, network: Callable, images: jax.Array, labels: jax.Array):
+        """Return the loss of each sample, float32 `[B]`, and the network's state."""
+        outputs, state = network(images)
+        return self.kind.compute_losses(outputs, labels), state
+
     def loss_and_gradient(
         self,
         variables: Any,
@@ -97,7 +93,7 @@ class Task(NamedTuple):
         key: jax.Array | None,
         *,
         train: bool = True,
-        sample_losses: Callable = per_sample_cross_entropy,
+        sample_losses: Callable | None = None,
         extra_sample_arrays: tuple = (),
         regularizer: Callable | None = None,
     ):
@@ -111,7 +107,8 @@ class Task(NamedTuple):
           sample_losses: `sample_losses(network, images, labels, *extra) -> (losses [B], state)`,
             where `network(images) -> (logits, state)` and the images are normalized. It may receive
             a part of the batch. `network` masks the samples that fill up the batch in batch norm;
-            for images of another number of samples, pass it `sample_mask`.
+            for images of another number of samples, pass it `sample_mask`. Default: the losses of
+            the task's kind.
           extra_sample_arrays: further arguments of `sample_losses`, arrays with one entry per
             sample.
           regularizer: `regularizer(features, mask) -> term`, a scalar that is added to the mean
@@ -119,9 +116,10 @@ class Task(NamedTuple):
             `sample_losses` returns. The network needs `embed`.
 
         Returns:
-          The loss in nats, the gradient of `variables["params"]`, and the variables with the new
-          batch-norm statistics, if the network has any.
+          The loss, in nats for cross-entropies, the gradient of `variables["params"]`, and the
+          variables with the new batch-norm statistics, if the network has any.
         """
+        sample_losses = sample_losses or self.compute_sample_losses
         batch_axis, micro_batch = batch.axis, self.model.micro_batch
         if regularizer is not None:
             micro_batch = None  # the term depends on all samples together

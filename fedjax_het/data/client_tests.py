@@ -16,7 +16,8 @@ from fedjax_het.data.sampling import (
     systematic_round,
     take_quota,
 )
-from fedjax_het.data.validation import NumClasses, Seed, to_array
+from fedjax_het.data.validation import NumClasses, Seed
+from fedjax_het.utils.array_validation import to_array
 from fedjax_het.utils.config import Bounds, PositiveInt, validate_arguments
 from fedjax_het.utils.errors import ConfigError, make_value_error, require
 
@@ -85,7 +86,7 @@ def make_client_tests(
         return make_user_tests(partition, dataset.test_users)
     if per_client == "all":
         return make_full_tests(partition, len(dataset.test_labels))
-    data = (partition, dataset.train_labels, dataset.test_labels, dataset.num_classes)
+    data = (partition, dataset.train_classes, dataset.test_classes, dataset.num_classes)
     if per_client == "proportional":
         return make_proportional_tests(*data, seed=seed)
     return draw_local_tests(*data, seed=seed, per_client=per_client)

@@ -12,15 +12,15 @@ from fedjax_het.data.validation import (
     NumTokens,
     has_16_bit_pixels,
     move_channels_last,
-    require_below,
     require_same_format,
     resolve_num_classes,
     validate_domains,
     validate_inputs,
-    validate_labels,
     validate_users,
     warn_about_empty_classes,
 )
+from fedjax_het.tasks import TASKS, Classification, TaskKind
+from fedjax_het.utils.array_validation import require_below
 from fedjax_het.utils.config import Bounds, validate, validate_arguments
 from fedjax_het.utils.errors import require
 from fedjax_het.utils.input_kinds import InputKind, get_input_kind
@@ -76,6 +76,8 @@ class Dataset:
       source: format and place from which the arrays were read, or "".
       order: order of the examples, such as "files" or "tensorflow-datasets", or "".
       num_tokens: number of different tokens, for inputs of tokens; otherwise None.
+      task: kind of the task, a name in `fedjax_het.tasks.TASKS`, which decides the form of labels.
+        The other attributes describe labels of "classification".
       origin: `(name, normalization)` with which `load_dataset` loaded this object. None for any
         other data set and for a changed copy. A name does not identify a part of a data set, or a
         data set with other constants.
@@ -112,6 +114,7 @@ class Dataset:
     source: str = field(default="", repr=False)
     order: str = field(default="", repr=False)
     num_tokens: int | None = None
+    task: str = "classification"
     # `dataclasses.replace` copies neither of these two.
     origin: tuple[str, str | None] | None = field(default=None, init=False, repr=False)
     is_validated: bool = field(default=False, init=False, repr=False)
@@ -146,6 +149,8 @@ class Dataset:
             names += ["server_images", "server_labels"]
         if self.num_tokens is not None:
             constants["num_tokens"] = self.num_tokens
+        if self.task != "classification":
+            constants["task"] = self.task
         names += [n for n in ("train_users", "test_users") if getattr(self, n) is not None]
         return digest_arrays({name: getattr(self, name) for name in names}, constants)
 
@@ -155,9 +160,45 @@ class Dataset:
         tokens = "" if self.num_tokens is None else f" of {self.num_tokens:,} tokens"
         return (
             f"Dataset({self.name!r}: {len(self.train_labels):,} train and {len(self.test_labels):,}"
-            f" test {self._noun} {self.input_shape}{tokens}, {self.num_classes} classes{domains}"
+            f" test {self._noun} {self.input_shape}{tokens}, {self._describe_labels()}{domains}"
             f"{users})"
         )
+
+    @cached_property
+    def task_kind(self) -> TaskKind:
+        """The kind of the task, with the constants of the test labels."""
+        return TASKS[self.task].from_labels(self.test_labels)
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        """Shape of the label of one example; () for a class."""
+        return tuple(self.train_labels.shape[1:])
+
+    @property
+    def label_dtype(self) -> str:
+        """Type of the labels, "int32" or "float32"."""
+        return str(self.train_labels.dtype)
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of outputs of a network, of each token for tasks with outputs per token."""
+        kind = TASKS[self.task]
+        if kind.has_classes:
+            return self.num_classes
+        return kind.count_outputs(self.train_labels, self.num_tokens)
+
+    @property
+    def train_classes(self) -> np.ndarray:
+        """Class of each training example, int32 `[N]`; 0 for a task without classes."""
+        return self._get_classes(self.train_labels)
+
+    @property
+    def test_classes(self) -> np.ndarray:
+        """Class of each test example, int32 `[N_test]`; 0 for a task without classes."""
+        return self._get_classes(self.test_labels)
+
+    def _get_classes(self, labels: np.ndarray) -> np.ndarray:
+        return labels if TASKS[self.task].has_classes else np.zeros(len(labels), np.int32)
 
     @property
     def _noun(self) -> str:
@@ -168,6 +209,11 @@ class Dataset:
         """Number of users that have training examples; 0 for a data set without users."""
         return 0 if self.train_users is None else len(np.unique(self.train_users))
 
+    def _describe_labels(self) -> str:
+        if TASKS[self.task].has_classes:
+            return f"{self.num_classes} classes"
+        return f"task {self.task} with {self.num_outputs:,} outputs"
+
     def _repr_html_(self) -> str:
         rows: list[tuple[str, object]] = [
             ("data set", self.name),
@@ -175,7 +221,7 @@ class Dataset:
             (f"test {self._noun}", f"{len(self.test_labels):,}"),
             ("kind of the inputs", self.input_kind),
             ("shape of an input", self.input_shape),
-            ("classes", self.num_classes),
+            ("labels", self._describe_labels()),
         ]
         if self.domain_names:
             rows.append(("domains", ", ".join(self.domain_names)))
@@ -209,6 +255,7 @@ def dataset_from_arrays(
     source: str = "",
     order: str = "",
     num_tokens: NumTokens | None = None,
+    task: str = "classification",
 ) -> Dataset:
     """Build a `Dataset` from the user's own arrays and check them.
 
@@ -220,9 +267,10 @@ def dataset_from_arrays(
         pixel above 255 have 16 bits and become float32 in [0, 1], where 65535 is 1. Features
         `[N, F]` or series `[N, T, F]`: finite floats. Tokens `[N, T]`: integers in
         [0, num_tokens).
-      train_labels: training labels, integers `[N]` in [0, num_classes).
+      train_labels: training labels: classes, integers `[N]` in [0, num_classes); or the labels of
+        `task`.
       test_images: test inputs `[N_test, ...]`, in the format of `train_images`.
-      test_labels: test labels, integers `[N_test]` in [0, num_classes).
+      test_labels: test labels, in the form of `train_labels`.
       name: name of the data set, shown in results.
       num_classes: number of classes. Default: the largest label plus one, provided that this is at
         most 100 or at most ten times the number of different labels.
@@ -247,6 +295,9 @@ def dataset_from_arrays(
       source: format and place from which the arrays were read; results record it.
       order: order of the examples, such as "files"; results record it.
       num_tokens: number of different tokens. Set it for inputs of tokens only.
+      task: kind of the task, one of `fedjax_het.tasks.TASKS`. "multi_label": labels are zeros and
+        ones `[N, L]`. "regression": labels are finite numbers `[N]` or `[N, D]`. "next_token":
+        labels are integers `[N, T]`, the token after each token, or -1 where there is none.
 
     Returns:
       The data set, with read-only arrays. A warning names classes without training examples.
@@ -271,11 +322,20 @@ def dataset_from_arrays(
     train_images = validate_inputs("train_images", train_images, **kind)
     test_images = validate_inputs("test_images", test_images, **kind)
     require_same_format("test_images", test_images, train_images)
-    train_labels = validate_labels("train_labels", train_labels, "train_images", train_images)
-    test_labels = validate_labels("test_labels", test_labels, "test_images", test_images)
-    labels = {"train_labels": train_labels, "test_labels": test_labels}
-    num_classes = resolve_num_classes(num_classes, labels)
-    warn_about_empty_classes(train_labels, num_classes)
+    task_kind = TASKS.require(task)
+    train_labels = task_kind.validate_labels(
+        "train_labels", train_labels, "train_images", train_images
+    )
+    test_labels = task_kind.validate_labels("test_labels", test_labels, "test_images", test_images)
+    if task_kind.has_classes:
+        labels = {"train_labels": train_labels, "test_labels": test_labels}
+        num_classes = resolve_num_classes(num_classes, labels)
+        warn_about_empty_classes(train_labels, num_classes)
+    else:
+        expected = f"no value: labels of task {task} are no classes"
+        require(num_classes in (None, 1), "num_classes", num_classes, expected)
+        num_classes = 1
+        _require_equal_outputs(task_kind, train_labels, test_labels, num_tokens)
     class_names = tuple(class_names)  # each letter of a text is a class name
     expected = f"{num_classes} names, one for each class, or none"
     require(len(class_names) in (0, num_classes), "class_names", class_names[:10], expected)
@@ -295,7 +355,7 @@ def dataset_from_arrays(
     domains = {"train_domains": train_domains, "test_domains": test_domains}
     domain_fields = validate_domains(domains, domain_names, (train_images, test_images))
     server_examples = validate_server_examples(
-        server_images, server_labels, train_images, num_classes, **kind
+        server_images, server_labels, train_images, num_classes, task_kind=task_kind, **kind
     )
     user_fields = validate_users(
         {"train_users": train_users, "test_users": test_users}, (train_images, test_images)
@@ -305,11 +365,22 @@ def dataset_from_arrays(
         if array is not None:
             array.setflags(write=False)
     constants = (num_classes, mean, std, class_names, note)
-    groups = (*domain_fields, *server_examples, is_16_bit, *user_fields, source, order, num_tokens)
-    fields: list[Any] = [name, *arrays, *constants, *groups]
+    groups = (*domain_fields, *server_examples, is_16_bit, *user_fields)
+    facts = (source, order, num_tokens, task)
+    fields: list[Any] = [name, *arrays, *constants, *groups, *facts]
     dataset = Dataset(*fields)
     object.__setattr__(dataset, "is_validated", True)
     return dataset
+
+
+def _require_equal_outputs(
+    kind: type[TaskKind], train_labels: np.ndarray, test_labels: np.ndarray, num_tokens: int | None
+) -> None:
+    """Raise ConfigError unless both splits have labels for one number of outputs."""
+    if kind.is_per_token:
+        require(num_tokens is not None, "num_tokens", None, f"a number, for task {kind.name}")
+    expected, actual = (kind.count_outputs(v, num_tokens) for v in (train_labels, test_labels))
+    require(actual == expected, "outputs of test_labels", actual, f"{expected}, as train_labels")
 
 
 def validate_dataset(dataset: Any) -> Dataset:
@@ -345,16 +416,18 @@ def validate_server_examples(
     *,
     num_tokens: int | None = None,
     is_16_bit: bool = False,
+    task_kind: type[TaskKind] = Classification,
 ) -> tuple[Any, Any]:
     """Check the inputs and labels from which the server learns.
 
     Args:
       server_images: inputs `[M, ...]` in the format of `train_images`, or None.
-      server_labels: labels, integers `[M]` in [0, num_classes), or None.
+      server_labels: labels, in the form of the training labels, or None.
       train_images: training inputs `[N, ...]`, already checked.
       num_classes: number of classes.
       num_tokens: number of different tokens; None for inputs of floats.
       is_16_bit: whether uint16 pixels range over 0..65535, see `has_16_bit_pixels`.
+      task_kind: kind of the task.
 
     Returns:
       `(server_images, server_labels)`, with int32 labels; `(None, None)` if both are None.
@@ -369,8 +442,10 @@ def validate_server_examples(
     kind: dict[str, Any] = {"num_tokens": num_tokens, "is_16_bit": is_16_bit}
     server_images = validate_inputs("server_images", server_images, **kind)
     require_same_format("server_images", server_images, train_images)
-    server_labels = validate_labels("server_labels", server_labels, "server_images", server_images)
-    require_below("server_labels", server_labels, num_classes)
+    arguments = ("server_labels", server_labels, "server_images", server_images)
+    server_labels = task_kind.validate_labels(*arguments)
+    if task_kind.has_classes:
+        require_below("server_labels", server_labels, num_classes)
     return server_images, server_labels
 
 

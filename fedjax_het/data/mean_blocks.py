@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_het.data.partition import Partition
-from fedjax_het.data.validation import NumClasses, Seed, to_array
+from fedjax_het.data.validation import NumClasses, Seed
+from fedjax_het.utils.array_validation import to_array
 from fedjax_het.utils.config import PositiveInt, validate_arguments
 from fedjax_het.utils.errors import require
 

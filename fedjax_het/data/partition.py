@@ -23,14 +23,8 @@ from fedjax_het.data.heterogeneity import (
 )
 from fedjax_het.data.partition_schemes import PARTITIONS, find_parameter_name
 from fedjax_het.data.sampling import DataStream, make_data_rng
-from fedjax_het.data.validation import (
-    NumClasses,
-    Seed,
-    require_below,
-    require_positions,
-    to_integers,
-    validate_users,
-)
+from fedjax_het.data.validation import NumClasses, Seed, require_positions, validate_users
+from fedjax_het.utils.array_validation import require_below, to_integers
 from fedjax_het.utils.config import PositiveInt, validate, validate_arguments
 from fedjax_het.utils.errors import ConfigError, describe_error, require
 from fedjax_het.utils.io import DamagedFileError, read_npz, write_npz

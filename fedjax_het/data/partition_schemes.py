@@ -21,7 +21,7 @@ from fedjax_het.data.grouped_partition import (
 from fedjax_het.data.natural_partition import natural
 from fedjax_het.data.sampling import allocate_equal_counts, shuffle_by_class, take_quota
 from fedjax_het.data.unequal_partition import pathological_unequal
-from fedjax_het.data.validation import validate_labels
+from fedjax_het.utils.array_validation import validate_labels
 from fedjax_het.utils.config import Bounds, NonNegativeInt, PositiveInt, validate_arguments
 from fedjax_het.utils.errors import ConfigError, display_name, require
 from fedjax_het.utils.registry import (
@@ -69,6 +69,7 @@ class PartitionScheme(NamedTuple):
         has the domain's name and is tested on the domain's test images.
       clients_are_users: whether each client holds only examples of one user of the data set. It
         then has the user's name and is tested on the user's test examples.
+      needs_classes: whether the scheme divides classes; otherwise it works for every task.
 
     Example:
       >>> from fedjax_het.data import PARTITIONS
@@ -83,6 +84,7 @@ class PartitionScheme(NamedTuple):
     mixtures: Callable[..., np.ndarray] | None = None
     clients_are_domains: bool = False
     clients_are_users: bool = False
+    needs_classes: bool = False
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -432,23 +434,24 @@ def _find_largest_shard_size(class_sizes: np.ndarray, num_clients: int, num_shar
     return bisect.bisect(range(1, largest + 1), False, key=has_too_few_shards)
 
 
-def _describe(split: Callable[..., Any], **functions: Any) -> PartitionScheme:
+def _describe(split: Callable[..., Any], **fields: Any) -> PartitionScheme:
     """Describe a scheme of the package by its function's name and docstring."""
-    return PartitionScheme(split.__name__, split, get_summary_line(split), **functions)
+    return PartitionScheme(split.__name__, split, get_summary_line(split), **fields)
 
 
 PARTITIONS: Registry[PartitionScheme] = Registry(
     "partition",
     (
         _describe(iid, mixtures=compute_iid_mixtures),
-        _describe(dirichlet),
-        _describe(dirichlet_balanced),
-        _describe(dirichlet_capped),
-        _describe(classes_per_client),
-        _describe(pathological),
-        _describe(pathological_unequal),
+        _describe(dirichlet, needs_classes=True),
+        _describe(dirichlet_balanced, needs_classes=True),
+        _describe(dirichlet_capped, needs_classes=True),
+        _describe(classes_per_client, needs_classes=True),
+        _describe(pathological, needs_classes=True),
+        _describe(pathological_unequal, needs_classes=True),
         _describe(
             grouped,
+            needs_classes=True,
             resolve_parameters=resolve_grouped_parameters,
             mixtures=compute_grouped_mixtures,
         ),

@@ -19,6 +19,7 @@ from fedjax_het.data.partition import Partition
 from fedjax_het.data.sampling import DataStream, make_data_rng
 from fedjax_het.data.server_sources import SERVER_SOURCES, LabeledImages
 from fedjax_het.data.validation import Seed, require_positions
+from fedjax_het.tasks import TASKS
 from fedjax_het.utils.config import NonNegativeInt, validate, validate_arguments
 from fedjax_het.utils.errors import make_value_error, require
 from fedjax_het.utils.registry import call_with_supported
@@ -135,7 +136,7 @@ class ServerData:
         """
         labels = self.get_examples(dataset, pool)[1]
         class_counts = np.bincount(labels, minlength=dataset.num_classes)
-        client_counts = partition.label_counts(dataset.train_labels, dataset.num_classes)
+        client_counts = partition.label_counts(dataset.train_classes, dataset.num_classes)
         source = SERVER_SOURCES.require(self.source)
         font = source.font(**self.options) if source.font else None
         return ServerSummary(
@@ -247,7 +248,9 @@ def make_server_pool(
         description = f"pool of server_data {source!r}"
         raise make_value_error(description, pool, "(images, labels)")
     images, labels = validate_server_examples(
-        *pool, dataset.train_images, dataset.num_classes, num_tokens=dataset.num_tokens
+        *(*pool, dataset.train_images, dataset.num_classes),
+        num_tokens=dataset.num_tokens,
+        task_kind=TASKS[dataset.task],
     )
     for array in (images, labels):
         array.setflags(write=False)

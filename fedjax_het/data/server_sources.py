@@ -100,9 +100,9 @@ class ServerSource(NamedTuple):
 
 def _draw_iid(rng, dataset, partition, *, size: PositiveInt | None = None):
     """Draw size examples of the clients, with equal class counts if possible (default: 1 %)."""
-    class_counts = partition.label_counts(dataset.train_labels, dataset.num_classes).sum(0)
+    class_counts = partition.label_counts(dataset.train_classes, dataset.num_classes).sum(0)
     examples = np.unique(partition.indices)
-    labels = dataset.train_labels[examples]
+    labels = dataset.train_classes[examples]
     limits = np.bincount(labels, minlength=dataset.num_classes)
     if size is None:
         size = max(len(examples) // 100, int((class_counts > 0).sum()))
@@ -117,7 +117,7 @@ def _draw_from_clients(
     rng, dataset, partition, *, clients: PositiveInt = 10, per_client: PositiveInt = 50
 ):
     """Draw per_client examples of each of a few clients, once (FSL's scenario 2a)."""
-    partition.label_counts(dataset.train_labels, dataset.num_classes)  # it is of this data set
+    partition.label_counts(dataset.train_classes, dataset.num_classes)  # it is of this data set
     eligible = np.flatnonzero(partition.sizes >= per_client)
     expected = f"at most {len(eligible)}, the clients with at least {per_client} examples"
     require(clients <= len(eligible), "clients", clients, expected)

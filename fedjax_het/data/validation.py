@@ -6,13 +6,18 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from fedjax_het.utils.array_validation import (
+    MAX_CLASSES,
+    require_below,
+    to_array,
+    to_integers,
+    validate_labels,
+)
 from fedjax_het.utils.config import Bounds, validate
 from fedjax_het.utils.errors import ConfigError, make_value_error, require
 
 # Standardized images have far smaller values; images in 0..255 as floats have larger ones.
 MAX_FLOAT_PIXEL = 20.0
-# A network has an output for each class: larger numbers are labels with another meaning.
-MAX_CLASSES = 2**16
 NumClasses = Annotated[int, Bounds(1, MAX_CLASSES)]
 NumTokens = Annotated[int, Bounds(2, 2**31 - 1)]
 Seed = Annotated[int, Bounds(0, 2**128 - 1)]  # range of NumPy's generators
@@ -24,54 +29,6 @@ UINT16_TYPES = ("<u2", ">u2")
 _IMAGE_ARRAY = "one array [N, H, W, C], of images of one shape"
 
 _log = logging.getLogger("fedjax_het")
-
-
-def to_array(argument: str, values: Any, expected: str) -> np.ndarray:
-    """Convert a value to an array.
-
-    Args:
-      argument: name of the argument, for messages.
-      values: an array, or nested lists of numbers of one shape.
-      expected: description of valid values, for messages.
-
-    Returns:
-      The array, not of dtype object.
-
-    Raises:
-      ConfigError: if the value is no array: ragged lists, generators, texts.
-    """
-    try:
-        array = np.asarray(values)
-        if array.dtype != object:
-            return array
-        cause, reason = None, f"a {type(values).__name__} of objects"
-    except Exception as error:  # `__array__` of a user's class may raise anything
-        cause, reason = error, " ".join(str(error).split())[:200]
-    if shapes := _find_mismatched_shapes(values):
-        reason = f"items of shapes {shapes[0]} and {shapes[1]}"
-    raise ConfigError(f"{argument}: {reason}: expected {expected}") from cause
-
-
-def to_integers(argument: str, values: Any, expected: str = "integers of rank 1") -> np.ndarray:
-    """Convert a value to integers of rank 1.
-
-    Args:
-      argument: name of the argument, for messages.
-      values: integers `[N]`, or an empty list.
-      expected: description of valid values, for messages.
-
-    Returns:
-      The integers `[N]`, int64 if there are none.
-
-    Raises:
-      ConfigError: if rank or dtype is invalid.
-    """
-    array = to_array(argument, values, expected)
-    if array.shape == (0,):  # NumPy makes an array of floats of an empty list
-        return array.astype(np.int64)
-    is_valid = array.ndim == 1 and np.issubdtype(array.dtype, np.integer)
-    require(is_valid, argument, f"{array.dtype} {array.shape}", expected)
-    return array
 
 
 def require_positions(argument: str, values: Any, num_examples: int) -> np.ndarray:
@@ -264,39 +221,6 @@ def require_same_format(argument: str, inputs: np.ndarray, train_inputs: np.ndar
     require(is_valid, f"format of {argument}", actual, f"{expected}, as the training {noun} have")
 
 
-def validate_labels(
-    argument: str, labels: Any, images_argument: str, images: np.ndarray, kind: str = "label"
-) -> np.ndarray:
-    """Check labels: one non-negative integer for each image.
-
-    Args:
-      argument: name of the argument, for messages.
-      labels: integers `[N]` in [0, 65536).
-      images_argument: name of the argument of the images, for messages.
-      images: array `[N, ...]` with an entry for each image.
-      kind: the noun for one entry, for messages: "label" or "domain".
-
-    Returns:
-      Labels, int32 `[N]`.
-
-    Raises:
-      ConfigError: if shape, length, dtype or range is invalid.
-    """
-    expected = f"integers [N], a {kind} for each image"
-    labels = to_array(argument, labels, expected)
-    if labels.ndim == 2:
-        expected += f", such as {argument}.{'ravel()' if labels.shape[1] == 1 else 'argmax(-1)'}"
-    elif labels.dtype.kind in "fb":
-        expected += f", such as {argument}.astype(int)"
-    elif labels.dtype.kind in "SU":
-        expected += f", such as np.unique({argument}, return_inverse=True)[1]"
-    labels = to_integers(argument, labels, expected)
-    expected = f"len({images_argument}) = {len(images)}"
-    require(len(labels) == len(images), f"len({argument})", len(labels), expected)
-    require_below(argument, labels, MAX_CLASSES, kind)
-    return np.ascontiguousarray(labels, dtype=np.int32).view()
-
-
 def resolve_num_classes(num_classes: Any, splits: dict[str, np.ndarray]) -> int:
     """Return the number of classes: the user's number, or the largest label of all splits plus one.
 
@@ -326,25 +250,6 @@ def resolve_num_classes(num_classes: Any, splits: dict[str, np.ndarray]) -> int:
     for argument, labels in splits.items():
         require_below(argument, labels, num_classes)
     return num_classes
-
-
-def require_below(argument: str, numbers: np.ndarray, limit: int, kind: str = "label") -> None:
-    """Require every number to be in [0, limit).
-
-    Args:
-      argument: name of the argument, for messages.
-      numbers: integers `[N]`.
-      limit: number of valid integers.
-      kind: the noun for one entry, for messages: "label", "domain" or "position".
-
-    Raises:
-      ConfigError: if a number is negative or too large.
-    """
-    is_outside = (numbers < 0) | (numbers >= limit)
-    if is_outside.any():
-        first = int(is_outside.argmax())
-        expected = f"a {kind} in [0, {limit})"
-        raise make_value_error(f"{argument}[{first}]", int(numbers[first]), expected)
 
 
 def validate_domains(
@@ -435,14 +340,3 @@ def _to_user_ids(argument: str, values: Any) -> np.ndarray:
         require("" not in texts, argument, "", "a text of at least one letter for each image")
         return np.array(texts)  # of the smallest width, which the digest contains
     return to_integers(argument, to_array(argument, values, expected), expected).astype(np.int64)
-
-
-def _find_mismatched_shapes(values: Any) -> list[tuple[int, ...]]:
-    """Return the first two different shapes among the items, or [] if there are fewer than two."""
-    if not isinstance(values, list | tuple | np.ndarray):
-        return []
-    try:
-        shapes = list(dict.fromkeys(map(np.shape, values)))
-    except Exception:  # an item is ragged itself
-        return []
-    return shapes[:2] if len(shapes) > 1 else []

@@ -38,8 +38,9 @@ class Metric(NamedTuple):
       description: one line for `fedjax-het list`.
       sums: for a metric of the global model on the test images, in every evaluation, on the
         devices: function `(logits, labels, mask) -> sums`. `logits` are float32 `[B, C]`, `labels`
-        int32 `[B]`, and `mask` float32 `[B]` is 1 for an image and 0 for padding. The result is a
-        pytree of arrays, which is summed over all batches.
+        int32 `[B]`, and `mask` float32 `[B]` is 1 for an example and 0 for padding. Other tasks
+        have outputs and labels of their own shapes. The result is a pytree of arrays, which is
+        summed over all batches.
       finish: function `(sums) -> values` that maps the total of `sums` to arrays by name.
       from_client_accuracy: for a metric of the clients' accuracies on their own tests. A NumPy
         function of accuracies `[rounds, K]`, NaN for a missing test, and of the numbers of test
@@ -49,6 +50,7 @@ class Metric(NamedTuple):
       split_measure_names: names of the measures of the clients' data before the first round, see
         `fedjax_het.runtime.split_measures`. Results have them in the summary's `split`.
       infos: pairs of a value's name and its declaration.
+      needs_classes: whether labels must be classes.
 
     Example:
       >>> from fedjax_het.metrics.registry import METRICS
@@ -64,6 +66,7 @@ class Metric(NamedTuple):
     update_metric_names: tuple[str, ...] = ()
     split_measure_names: tuple[str, ...] = ()
     infos: tuple[tuple[str, MetricInfo], ...] = ()
+    needs_classes: bool = False
 
     def __repr__(self) -> str:
         return format_entry(self)
@@ -260,6 +263,7 @@ METRICS: Registry[Metric] = Registry(
             confusion_matrix,
             lambda table: {"class_accuracy": class_fractions(table, 1)},
             infos=(("class_accuracy", MetricInfo("Accuracy of a class", "", True, True)),),
+            needs_classes=True,
         ),
         Metric(
             "macro_f1",
@@ -267,6 +271,7 @@ METRICS: Registry[Metric] = Registry(
             confusion_matrix,
             lambda table: {"macro_f1": macro_f1(table)},
             infos=(("macro_f1", MetricInfo("Macro F1", higher_is_better=True)),),
+            needs_classes=True,
         ),
         Metric(
             "calibration",
@@ -279,6 +284,7 @@ METRICS: Registry[Metric] = Registry(
                     MetricInfo("Expected calibration error", higher_is_better=False),
                 ),
             ),
+            needs_classes=True,
         ),
         Metric(
             "confusion",
@@ -286,6 +292,7 @@ METRICS: Registry[Metric] = Registry(
             confusion_matrix,
             lambda table: {"confusion": table},
             infos=(("confusion", MetricInfo("Confusion matrix", "images")),),
+            needs_classes=True,
         ),
         Metric(
             "fairness",
@@ -486,12 +493,19 @@ def register_metric(
     METRICS.add(Metric(name, description, sums, finish, infos=tuple(infos.items())))
 
 
-def metric_shapes(metrics: tuple[Metric, ...], num_classes: int) -> dict[str, tuple[int, ...]]:
+def metric_shapes(
+    metrics: tuple[Metric, ...],
+    output_shape: tuple[int, ...],
+    label_shape: tuple[int, ...] = (),
+    label_dtype: str = "int32",
+) -> dict[str, tuple[int, ...]]:
     """Compute names and shapes of the values of an evaluation, without running it.
 
     Args:
       metrics: entries of `METRICS`, see `parse_metrics`.
-      num_classes: number of classes.
+      output_shape: shape of the outputs of one example, such as (C,) of logits.
+      label_shape: shape of the label of one example.
+      label_dtype: dtype of labels.
 
     Returns:
       Shapes by name.
@@ -502,14 +516,14 @@ def metric_shapes(metrics: tuple[Metric, ...], num_classes: int) -> dict[str, tu
 
     Example:
       >>> from fedjax_het.metrics.registry import metric_shapes, parse_metrics
-      >>> metric_shapes(parse_metrics("confusion, macro_f1"), num_classes=10)
+      >>> metric_shapes(parse_metrics("confusion, macro_f1"), output_shape=(10,))
       {'confusion': (10, 10), 'macro_f1': ()}
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for metric in metrics:
         if metric.sums is None:
             continue
-        values = _trace_metric(metric, num_classes)
+        values = _trace_metric(metric, output_shape, label_shape, label_dtype)
         for name, _ in metric.infos:
             expected = f"a value that finish returns: {', '.join(values)}"
             require(name in values, f"infos of metric {metric.name!r}", name, expected)
@@ -535,9 +549,15 @@ def _is_free(name: str, metric_name: str) -> bool:
     return not (name.startswith(_RESERVED_PREFIXES) or taken & {name, f"final_{name}"})
 
 
-def _trace_metric(metric: Metric, num_classes: int) -> dict[str, Any]:
+def _trace_metric(
+    metric: Metric,
+    output_shape: tuple[int, ...],
+    label_shape: tuple[int, ...],
+    label_dtype: str,
+) -> dict[str, Any]:
     mask = jax.ShapeDtypeStruct((2,), jnp.float32)
-    logits, labels = mask.update(shape=(2, num_classes)), mask.update(dtype=jnp.int32)
+    logits = mask.update(shape=(2, *output_shape))
+    labels = jax.ShapeDtypeStruct((2, *label_shape), label_dtype)
 
     def compute_metric(*arguments):
         return finish_metric(metric, *sum_metrics((metric,), *arguments))

@@ -146,7 +146,9 @@ class _ModuleInfo(NamedTuple):
     """Properties of a module from one abstract forward pass.
 
     Attributes:
-      num_classes: the last axis of the logits; 0 if they are not `[B, num_classes]`.
+      num_classes: the last axis of the logits; 0 if they are not `[B, num_classes]` or
+        `[B, T, num_classes]`.
+      is_per_token: whether the logits are `[B, T, num_classes]`.
       collections: names of the collections of variables other than the parameters.
       norm_paths: paths of the normalization layers, also with the collection in front if there are
         several.
@@ -157,6 +159,7 @@ class _ModuleInfo(NamedTuple):
     """
 
     num_classes: int
+    is_per_token: bool
     collections: tuple[str, ...]
     norm_paths: frozenset[tuple[str, ...]]
     activation_shape: tuple[int, int, int] | None
@@ -264,13 +267,14 @@ def make_flax_model(
         apply,
         micro_batch,
         cached_samples,
-        embed if info.returns_features or info.head else None,
+        embed if (info.returns_features or info.head) and not info.is_per_token else None,
         lambda: info.norm_paths,
         info.head,
         can_shard_batch,
         takes_conv_impl=True,
         takes_sample_mask=info.has_batch_norm or reads_mask,
         num_tokens=num_tokens,
+        is_per_token=info.is_per_token,
     )
 
 
@@ -377,7 +381,7 @@ def _inspect_module(module: nn.Module, inputs: jax.Array) -> _ModuleInfo:
         last_call = calls.find_last_call(_get_logits(out))
         head_inputs.append(last_call.input.shape if last_call else None)
         heads.append(
-            _make_head(last_call.layer) if last_call and last_call.input.ndim == 2 else None
+            _make_head(last_call.layer) if last_call and last_call.input.ndim in (2, 3) else None
         )
         return out, nn.meta.unbox(variables)
 
@@ -391,7 +395,8 @@ def _inspect_module(module: nn.Module, inputs: jax.Array) -> _ModuleInfo:
     if len(collections) > 1:
         norm_paths |= {(name, *path) for name in collections for path in norm_paths}
     return _ModuleInfo(
-        num_classes=shape[1] if len(shape) == 2 else 0,
+        num_classes=shape[-1] if len(shape) in (2, 3) else 0,
+        is_per_token=len(shape) == 3,
         collections=collections,
         norm_paths=frozenset(norm_paths),
         activation_shape=activation_shapes[0] if activation_shapes else None,
@@ -475,6 +480,8 @@ def make_pair_model(
     input_shape: Shape,
     num_classes: int,
     num_tokens: int | None = None,
+    *,
+    is_per_token: bool = False,
 ) -> Model:
     """Convert an (init, apply) pair to a `Model`.
 
@@ -495,6 +502,7 @@ def make_pair_model(
       input_shape: shape of the input of one example.
       num_classes: number of logits.
       num_tokens: number of different tokens; None for inputs of floats.
+      is_per_token: whether `apply` returns logits `[B, T, num_classes]`.
 
     Returns:
       The model.
@@ -553,6 +561,7 @@ def make_pair_model(
         *("pair", input_shape, num_classes, model_init, model_apply),
         takes_sample_mask=reads_mask,
         num_tokens=num_tokens,
+        is_per_token=is_per_token,
     )
 
 

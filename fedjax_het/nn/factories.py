@@ -23,6 +23,8 @@ def make_nnx_model(
     input_shape: Shape,
     num_classes: int,
     num_tokens: int | None = None,
+    *,
+    per_token: bool = False,
 ) -> Model:
     """Convert a function that makes a flax.nnx module to a `Model`.
 
@@ -35,6 +37,7 @@ def make_nnx_model(
       input_shape: shape of the input of one example.
       num_classes: number of logits.
       num_tokens: number of different tokens; None for inputs of floats.
+      per_token: whether the network has logits for each token, see `Model.is_per_token`.
 
     Returns:
       The model.
@@ -99,7 +102,9 @@ def make_nnx_model(
         for path, part in nnx.iter_modules(abstract)
         if isinstance(part, norms)
     )
-    model = make_pair_model(init, apply, input_shape, num_classes, num_tokens)
+    model = make_pair_model(
+        *(init, apply, input_shape, num_classes, num_tokens), is_per_token=per_token
+    )
     return model._replace(norm_layers=lambda: paths)
 
 
@@ -108,6 +113,8 @@ def make_single_example_model(
     input_shape: Shape,
     num_classes: int,
     num_tokens: int | None = None,
+    *,
+    per_token: bool = False,
 ) -> Model:
     """Convert a function that makes a module of one example, such as equinox's, to a `Model`.
 
@@ -121,6 +128,7 @@ def make_single_example_model(
       input_shape: shape of the input of one example.
       num_classes: number of logits.
       num_tokens: number of different tokens; None for inputs of floats.
+      per_token: whether the network has logits for each token, see `Model.is_per_token`.
 
     Returns:
       The model.
@@ -165,7 +173,9 @@ def make_single_example_model(
         outputs = jax.vmap(lambda image, key: module(image, key=key), in_axes)(x, keys)
         return _require_one_output(outputs, module)
 
-    return make_pair_model(init, apply, input_shape, num_classes, num_tokens)
+    return make_pair_model(
+        *(init, apply, input_shape, num_classes, num_tokens), is_per_token=per_token
+    )
 
 
 def _require_one_output(output: Any, module: Any) -> Any:

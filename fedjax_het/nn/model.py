@@ -106,7 +106,7 @@ class Model(NamedTuple):
     Attributes:
       name: name of the network in messages and results.
       input_shape: shape of the input of one example, such as (H, W, C) of an image.
-      num_classes: number of logits, C.
+      num_classes: number of logits, or of other outputs, C.
       init: `init(key) -> Variables`.
       apply: `apply(variables, x, *, train, key=None) -> (logits [B, num_classes], new_state)`.
         `new_state` is `variables["state"]` after the batch if the network has running statistics
@@ -132,6 +132,7 @@ class Model(NamedTuple):
         `[B]`: 1 for real samples, 0 for samples that fill up the batch. Batch norm leaves the
         latter out.
       num_tokens: number of different tokens, for inputs of tokens; None for inputs of floats.
+      is_per_token: whether there are outputs `[B, T, num_classes]` for each token.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -157,6 +158,12 @@ class Model(NamedTuple):
     takes_conv_impl: bool = False
     takes_sample_mask: bool = False
     num_tokens: int | None = None
+    is_per_token: bool = False
+
+    @property
+    def output_shape(self) -> Shape:
+        """Shape of the outputs of one example: (C,), or (T, C) with outputs per token."""
+        return (*(self.input_shape[:1] if self.is_per_token else ()), self.num_classes)
 
     def make_inputs(self, count: int) -> jax.Array:
         """Return zeros in the format of the inputs of `count` examples, to trace the network."""

@@ -35,7 +35,7 @@ InputShape = tuple[Size, ...]
 NumTokens = Annotated[int, Bounds(1, 2**31 - 1)]
 # Arguments that are no options: the package passes all except those that flax adds to modules.
 _INFERRED_ARGUMENTS = (
-    *("input_shape", "num_classes", "num_tokens"),
+    *("input_shape", "num_classes", "num_tokens", "per_token"),
     *("parent", "name", "rngs", "key"),
 )
 # Arguments of functions that draw the weights themselves, and the conversions of their modules.
@@ -55,10 +55,10 @@ class NetworkSpec(NamedTuple):
     Attributes:
       name: name of the network in settings.
       make: a function `make(input_shape, num_classes, **options)` that returns a `Model`, a
-        flax.linen module or an (init, apply) pair; `input_shape`, `num_classes` and `num_tokens`
-        are passed only if the signature has them. With an argument `rngs` it returns a flax.nnx
-        module, see `make_nnx_model`; with an argument `key` a module of one example, such as
-        equinox's, see `make_single_example_model`. Or the class of a flax.linen module, whose
+        flax.linen module or an (init, apply) pair; `input_shape`, `num_classes`, `num_tokens` and
+        `per_token` are passed only if the signature has them. With an argument `rngs` it returns a
+        flax.nnx module, see `make_nnx_model`; with an argument `key` a module of one example, such
+        as equinox's, see `make_single_example_model`. Or the class of a flax.linen module, whose
         fields are the options; or the class of a module of the two other kinds. Or a flax.linen
         module, a pair or a `Model` itself, without options.
       description: one line for `fedjax-het list`.
@@ -108,6 +108,7 @@ def to_model(
     num_classes: Size,
     name: str = USER_NETWORK,
     num_tokens: NumTokens | None = None,
+    per_token: bool = False,
     **options: Any,
 ) -> Model:
     """Convert a user's network to a `Model`.
@@ -120,6 +121,7 @@ def to_model(
       num_classes: number of logits.
       name: name of the network in messages.
       num_tokens: number of different tokens, for inputs of tokens; None for inputs of floats.
+      per_token: whether the network has logits for each token, see `Model.is_per_token`.
       **options: options of the network's signature.
 
     Returns:
@@ -144,13 +146,15 @@ def to_model(
       (3, ('Dense_0',))
     """
     owner = f"network {name!r}"
-    model = build_model(NetworkSpec(name, network), input_shape, num_classes, options, num_tokens)
+    arguments = (NetworkSpec(name, network), input_shape, num_classes, options, num_tokens)
+    model = build_model(*arguments, per_token=per_token)
     function = get_qualified_name(network[1] if _is_pair(network) else network)
     if issubclass(network if isinstance(network, type) else type(network), nn.Module):
         function += ".__call__"
     has_input_shape = model.input_shape == input_shape
     require(has_input_shape, owner, model.input_shape, f"one of {input_shape} inputs")
-    _check_model(model, owner, function, num_classes)
+    output_shape = (*(input_shape[:1] if per_token else ()), num_classes)
+    _check_model(model, owner, function, output_shape)
     return model
 
 
@@ -160,6 +164,8 @@ def build_model(
     num_classes: int,
     options: dict[str, Any],
     num_tokens: int | None = None,
+    *,
+    per_token: bool = False,
 ) -> Model:
     """Build a network's `Model` and check its options only, see `to_model`.
 
@@ -169,6 +175,7 @@ def build_model(
       num_classes: number of logits.
       options: options of the network's signature.
       num_tokens: number of different tokens; None for inputs of floats.
+      per_token: whether the network has logits for each token, see `Model.is_per_token`.
 
     Returns:
       The model, whose outputs are not checked.
@@ -185,17 +192,20 @@ def build_model(
         definition = network.make
         if _is_factory(definition):
             arguments: dict[str, Any] = {"input_shape": input_shape, "num_classes": num_classes}
-            arguments["num_tokens"] = num_tokens
+            arguments |= {"num_tokens": num_tokens, "per_token": per_token}
 
             def make(name: str, keys: Any) -> Any:
                 return call_with_supported(network.make, {**arguments, name: keys}, **options)
 
             for name, convert in _KEY_ARGUMENTS.items():
                 if name in get_keyword_parameters(definition):
-                    model = convert(partial(make, name), input_shape, num_classes, num_tokens)
+                    inputs = (input_shape, num_classes, num_tokens)
+                    model = convert(partial(make, name), *inputs, per_token=per_token)
                     return model._replace(name=network.name)
             definition = call_with_supported(definition, arguments, **options)
-        model = _wrap_model(definition, owner, input_shape, num_classes, num_tokens)
+        model = _wrap_model(
+            definition, owner, input_shape, num_classes, num_tokens, per_token=per_token
+        )
         return model._replace(name=network.name)
 
 
@@ -226,7 +236,13 @@ def _require_no_weights(owner: str, network: Any) -> None:
 
 
 def _wrap_model(
-    definition: Any, owner: str, shape: Shape, num_classes: int, num_tokens: int | None
+    definition: Any,
+    owner: str,
+    shape: Shape,
+    num_classes: int,
+    num_tokens: int | None,
+    *,
+    per_token: bool,
 ) -> Model:
     """Return the `Model` of a network definition, or raise ConfigError."""
     if isinstance(definition, Model):
@@ -238,7 +254,7 @@ def _wrap_model(
         if isinstance(module, nn.Module):  # (module.init, module.apply)
             return make_flax_model(module, shape, num_tokens=num_tokens)
         init, apply = definition
-        return make_pair_model(init, apply, shape, num_classes, num_tokens)
+        return make_pair_model(init, apply, shape, num_classes, num_tokens, is_per_token=per_token)
     _require_no_weights(owner, definition)
     raise ConfigError(f"{owner} = {format_value(definition)}: expected {ACCEPTED_NETWORKS}")
 
@@ -285,7 +301,7 @@ def _reraise_as_config_error(owner: str, step: str):
         raise ConfigError(f"{owner}: {step} fails ({reason})") from error
 
 
-def _check_model(model: Model, owner: str, function: str, num_classes: int) -> None:
+def _check_model(model: Model, owner: str, function: str, output_shape: tuple[int, ...]) -> None:
     """Check by shapes alone that a model maps inputs of its `input_shape` to logits.
 
     Cost: two abstract evaluations.
@@ -294,7 +310,7 @@ def _check_model(model: Model, owner: str, function: str, num_classes: int) -> N
       model: the network.
       owner: the network, for messages.
       function: the user's function, for messages.
-      num_classes: expected number of logits.
+      output_shape: expected shape of the logits of one example.
 
     Raises:
       ConfigError: if a call fails; if logits are not floats `[B, num_classes]`; if features are not
@@ -314,7 +330,7 @@ def _check_model(model: Model, owner: str, function: str, num_classes: int) -> N
         with _reraise_as_config_error(owner, step):
             apply = partial(model.apply, **call_arguments)
             logits, state = jax.eval_shape(apply, variables, inputs)
-        _check_logits(logits, f"{owner}: {step}", (_BATCH_SIZE, num_classes))
+        _check_logits(logits, f"{owner}: {step}", (_BATCH_SIZE, *output_shape))
         _check_state(variables["state"], state, f"{owner}: {step}")
         if model.embed is not None:
             with _reraise_as_config_error(owner, step):
@@ -324,7 +340,7 @@ def _check_model(model: Model, owner: str, function: str, num_classes: int) -> N
             require(len(features.shape) == 2, f"{owner}: features", features.shape, expected)
 
 
-def _check_logits(logits: Any, step: str, expected: tuple[int, int]) -> None:
+def _check_logits(logits: Any, step: str, expected: tuple[int, ...]) -> None:
     """Raise ConfigError unless the logits are floats of the expected shape."""
     if not hasattr(logits, "dtype"):
         raise ConfigError(

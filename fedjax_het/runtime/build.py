@@ -305,7 +305,7 @@ def _place_shared_inputs(group: RunGroup) -> RunGroup:
     num_eval_batches = num_batches if has_global_model else 1
 
     def place_examples(images: np.ndarray, labels: np.ndarray) -> Examples:
-        return plan.put(Examples(images, np.asarray(labels, np.int32)))
+        return plan.put(Examples(images, np.asarray(labels)))
 
     def place_training_examples() -> Examples:
         images, labels = dataset.train_images, dataset.train_labels

@@ -244,7 +244,7 @@ class DataAssignment:
         Returns:
           The inputs, arrays on the host.
         """
-        labels = np.asarray(self.client_dataset.train_labels, np.int32)
+        labels = np.asarray(self.client_dataset.train_labels)
         num_clients = self.partition.num_clients
         owners = np.full(len(labels), num_clients, np.int32)
         for part in filter(None, (self.partition, self.validation)):
@@ -254,7 +254,7 @@ class DataAssignment:
 
     def summarize_partition(self) -> PartitionSummary:
         """Return the partition in numbers; validation examples do not count as unused."""
-        labels, num_classes = self.client_dataset.train_labels, self.dataset.num_classes
+        labels, num_classes = self.client_dataset.train_classes, self.dataset.num_classes
         summary = self.partition.summarize(labels, num_classes)
         num_validation = 0 if self.validation is None else len(self.validation.indices)
         return dataclasses.replace(summary, num_unused=summary.num_unused - num_validation)
@@ -414,6 +414,9 @@ def assign_data(
     else:
         all_clients = build_partition(spec, dataset)
     skews = SKEW_SETTING.parse(spec.skew)
+    for skew in skews:
+        if skew.needs_classes:
+            dataset.task_kind.require_classes(f"skew {skew.name!r}")
     num_classes, seed = dataset.num_classes, spec.partition_seed
     _warn_about_partition(all_clients, spec if user_partition is None else None)
     tests = None
@@ -457,7 +460,7 @@ def assign_data(
         validation,
         client_skews.select(participants.ids),
         skewed_dataset,
-        select_active(skews, partition, dataset.train_labels, num_classes, seed, spec.rounds),
+        select_active(skews, partition, dataset.train_classes, num_classes, seed, spec.rounds),
     )
 
 
@@ -536,6 +539,8 @@ def build_partition(spec: ResolvedRunSpec, dataset: Dataset) -> Partition:
       >>> build_partition(spec, load_dataset("digits")).num_clients
       4
     """
+    if PARTITIONS[spec.partition].needs_classes:
+        dataset.task_kind.require_classes(f"partition {spec.partition!r}")
     with display_names_within("server_options", spec.server_options):
         server_indices = draw_withheld_examples(
             spec.server_data, dataset, spec.partition_seed, spec.server_options
@@ -549,7 +554,7 @@ def build_partition(spec: ResolvedRunSpec, dataset: Dataset) -> Partition:
     with display_partition_names(spec):
         partition = make_partition(
             spec.partition,
-            dataset.train_labels[client_indices],
+            dataset.train_classes[client_indices],
             dataset.num_classes,
             num_clients=num_clients,
             seed=spec.partition_seed,
@@ -566,7 +571,7 @@ def build_partition(spec: ResolvedRunSpec, dataset: Dataset) -> Partition:
 
 def _apply_amount_skews(spec: ResolvedRunSpec, dataset: Dataset, partition: Partition) -> Partition:
     """Return the partition after the run's skews of numbers of examples."""
-    skews, labels = SKEW_SETTING.parse(spec.skew), dataset.train_labels
+    skews, labels = SKEW_SETTING.parse(spec.skew), dataset.train_classes
     return select_examples(skews, partition, labels, dataset.num_classes, spec.partition_seed)
 
 

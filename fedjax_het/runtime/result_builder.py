@@ -204,7 +204,7 @@ def _summarize_data(group_state: GroupState, i: int) -> dict[str, Any]:
     server, initial = run.summarize_server_data(), group.initial_model
     dataset, splits = run.dataset, {}
     if (tests := run.client_tests) is not None:
-        summary = tests.summarize(dataset.test_labels, dataset.num_classes)
+        summary = tests.summarize(dataset.test_classes, dataset.num_classes)
         splits["client_test_split"] = dataclasses.asdict(summary)
     if (validation := run.validation) is not None:
         withholds_none = (validation.sizes == 0) & (run.partition.sizes > 0)

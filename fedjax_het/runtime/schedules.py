@@ -66,7 +66,7 @@ def bind_scheduler(
 
     def make_work(partition: Partition) -> ClientWork | ClientClassWork:
         if pair_work is not None:
-            labels, num_classes = dataset.train_labels, dataset.num_classes
+            labels, num_classes = dataset.train_classes, dataset.num_classes
             return ClientClassWork(partition, labels, num_classes, pair_work, spec.batch_size)
         num_passes = (spec.local_epochs or 0) + algorithm.extra_passes
         extra_batches = spec.local_steps or 0

@@ -29,6 +29,7 @@ from fedjax_het.metrics.registry import parse_metrics
 from fedjax_het.nn import NETWORKS, Model, compute_network_digest, make_model, to_model
 from fedjax_het.nn.conv_products import AUTO
 from fedjax_het.nn.flops import count_training_flops
+from fedjax_het.nn.model import USER_NETWORK
 from fedjax_het.nn.precision import configure_compute
 from fedjax_het.skews import SKEW_SETTING, FeatureSkew, LabelSkew
 from fedjax_het.systems import SYSTEM_SETTING, AdaptiveSelection
@@ -162,19 +163,25 @@ def build_signature(
         spec.model,
         ById(network if is_user_network else NETWORKS[spec.model].make),
         tuple(dataset.input_shape),
-        dataset.num_classes,
+        dataset.num_outputs,
         dataset.num_tokens,
+        dataset.task_kind.is_per_token,
         to_items(spec.model_options),
     )
     options = to_items(spec.options)
     algorithm_spec = get_algorithm_spec(spec.algorithm, spec.options)
     algorithm_spec.require_input_kind(dataset.input_shape, dataset.num_tokens)
+    if algorithm_spec.needs_classes:
+        dataset.task_kind.require_classes(spec.algorithm)
     implementations = algorithm_spec.identity_key
     model = _adapt_network(
         base_model, spec.algorithm, options, implementations, conv_impl, spec.precision
     )
     if name is not None and name != USER_PROVIDED:
         implementations += (OPTIMIZERS[name].make,)
+    for metric in parse_metrics(spec.metrics):
+        if metric.needs_classes:
+            dataset.task_kind.require_classes(f"metric {metric.name!r}")
     # Measures of the split are no part of the rounds, so runs with and without them share programs.
     metrics = tuple(m for m in parse_metrics(spec.metrics) if not m.split_measure_names)
     evaluation = EvaluationOptions(
@@ -184,11 +191,14 @@ def build_signature(
         spec.gradient_gaps or 0,
         spec.validation is not None,
         metrics,
-        dataset.num_classes if metrics else 0,
+        **_describe_outputs(model, dataset) if metrics else {},
         records_client_losses=_has_adaptive_selection(spec),
     )
     training = LocalTraining(
-        Task(model, tuple(dataset.mean), tuple(dataset.std)),
+        Task(
+            *(model, tuple(dataset.mean), tuple(dataset.std), dataset.task_kind),
+            *(dataset.label_shape, dataset.label_dtype),
+        ),
         name,
         spec.local_epochs,
         spec.optimizer_state == "keep",
@@ -220,6 +230,12 @@ def build_signature(
     )
 
 
+def _describe_outputs(model: Model, dataset: Dataset) -> dict[str, Any]:
+    """Return the formats of outputs and labels that metrics read, see `EvaluationOptions`."""
+    formats = {"label_shape": dataset.label_shape, "label_dtype": dataset.label_dtype}
+    return {"output_shape": model.output_shape, **formats}
+
+
 @functools.lru_cache(maxsize=MAX_CACHED_PROGRAMS)
 def _make_network(
     name: str,
@@ -227,14 +243,14 @@ def _make_network(
     input_shape: tuple,
     num_classes: int,
     num_tokens: int | None,
+    per_token: bool,
     options: tuple,
 ) -> Model:
     """Return the network of this name, or the user's network; equal arguments return one object."""
     if name == USER_PROVIDED:
-        return to_model(
-            source.value, input_shape, num_classes, num_tokens=num_tokens, **dict(options)
-        )
-    return make_model(name, input_shape, num_classes, num_tokens, **dict(options))
+        inputs = (input_shape, num_classes, USER_NETWORK, num_tokens, per_token)
+        return to_model(source.value, *inputs, **dict(options))
+    return make_model(name, input_shape, num_classes, num_tokens, per_token, **dict(options))
 
 
 @functools.lru_cache(maxsize=MAX_CACHED_PROGRAMS)

@@ -213,7 +213,7 @@ def measure_assignment(
     def mask(values: np.ndarray) -> np.ndarray:
         return np.where(has_examples, values, np.nan)
 
-    counts = partition.label_counts(dataset.train_labels, dataset.num_classes)
+    counts = partition.label_counts(dataset.train_classes, dataset.num_classes)
     distributions = counts / np.maximum(partition.sizes[:, None], 1)
     pooled = counts.sum(0) / counts.sum()
     client_values = {

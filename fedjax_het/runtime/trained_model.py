@@ -20,14 +20,7 @@ from fedjax_het.config.resolve import USER_PROVIDED
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.core.task import Task
 from fedjax_het.data import Dataset
-from fedjax_het.data.validation import (
-    MAX_UINT16,
-    UINT16_TYPES,
-    require_below,
-    validate_images,
-    validate_inputs,
-    validate_labels,
-)
+from fedjax_het.data.validation import MAX_UINT16, UINT16_TYPES, validate_images, validate_inputs
 from fedjax_het.metrics.registry import (
     calibration_error,
     class_fractions,
@@ -37,6 +30,8 @@ from fedjax_het.metrics.registry import (
 from fedjax_het.nn import compute_network_digest
 from fedjax_het.runtime.compiled_programs import build_algorithm
 from fedjax_het.runtime.signature import Signature, build_signature
+from fedjax_het.tasks import TASKS, TaskKind
+from fedjax_het.utils.array_validation import require_below, validate_labels
 from fedjax_het.utils.arrays import fetch_to_host, make_key
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.env import require_devices
@@ -98,12 +93,26 @@ class InputSpec(NamedTuple):
     """Order of the axes of images."""
     num_tokens: int | None = None
     """Number of different tokens; None for inputs of floats."""
+    task: str = "classification"
+    """Kind of the task."""
+    num_outputs: int = 0
+    """Number of outputs of the network."""
+    label_shape: tuple[int, ...] = ()
+    """Shape of the label of one example."""
+    label_dtype: str = "int32"
+    """Type of the labels."""
+
+    @property
+    def task_kind(self) -> TaskKind:
+        """The kind of the task, without the constants of the data set."""
+        return TASKS.require(self.task)()
 
     @classmethod
     def from_dataset(cls, dataset: Dataset) -> "InputSpec":
         """Return the properties of a data set."""
         names = ("input_shape", "num_classes", "mean", "std", "class_names", "domain_names")
-        values = {name: getattr(dataset, name) for name in (*names, "num_tokens")}
+        names += ("num_tokens", "task", "num_outputs", "label_shape", "label_dtype")
+        values = {name: getattr(dataset, name) for name in names}
         dtype = str(dataset.train_images.dtype)
         if dataset.is_16_bit and dtype == "float32":
             dtype = "uint16"
@@ -117,11 +126,28 @@ class InputSpec(NamedTuple):
             name: tuple(value) if isinstance(value, list | tuple) else value
             for name, value in record.items()
         }
-        return cls(**values)
+        return cls(**{"num_outputs": values["num_classes"], **values})
+
+
+class TaskEvaluation(NamedTuple):
+    """Quality of a model of a task without classes on labeled examples.
+
+    Example:
+      >>> from fedjax_het.runtime.trained_model import TaskEvaluation
+      >>> TaskEvaluation(score=0.9, loss=0.4, score_name="R2").score
+      0.9
+    """
+
+    score: float
+    """Mean score of the task; NaN if an output is not finite."""
+    loss: float
+    """Mean loss of the task."""
+    score_name: str
+    """Name of the score, such as "R2"."""
 
 
 class Evaluation(NamedTuple):
-    """Quality of a model on labeled images.
+    """Quality of a model on labeled examples with classes.
 
     Example:
       >>> import numpy as np
@@ -219,20 +245,23 @@ class TrainedModel:
         """
         return self.logits(images).argmax(1)
 
-    def evaluate(self, images: np.ndarray, labels: np.ndarray) -> Evaluation:
-        """Evaluate the model on labeled images.
+    def evaluate(self, images: np.ndarray, labels: np.ndarray) -> Evaluation | TaskEvaluation:
+        """Evaluate the model on labeled examples.
 
         Args:
-          images: `[N, H, W, C]`.
-          labels: class of each image, `[N]`.
+          images: inputs, such as images `[N, H, W, C]`.
+          labels: class of each example, `[N]`, or labels of the task.
 
         Returns:
-          Accuracy, loss, confusion matrix and calibration error.
+          Accuracy, loss, confusion matrix and calibration error; score and loss for a task without
+          classes.
 
         Raises:
-          ConfigError: for images of another shape, type or scale, and for unknown classes.
+          ConfigError: for inputs of another shape, type or scale, and for unknown classes.
         """
         images = self._validate_images(images)
+        if not self.task.kind.has_classes:
+            return self._evaluate_task(images, labels)
         labels = validate_labels("labels", labels, "images", images)
         require_below("labels", labels, self.input_spec.num_classes)
         logits = self.logits(images)
@@ -244,6 +273,20 @@ class TrainedModel:
         is_finite = np.isfinite(logits).all()
         accuracy = confusion.trace() / len(labels) if is_finite else np.nan
         return Evaluation(float(accuracy), float(loss), confusion, float(calibration_error(bins)))
+
+    def _evaluate_task(self, images: np.ndarray, labels: np.ndarray) -> TaskEvaluation:
+        labels = self.task.kind.validate_labels("labels", labels, "images", images)
+        kind = self.task.kind.from_labels(labels)
+        outputs, labels = jnp.asarray(self.logits(images)), jnp.asarray(labels)
+        weights = kind.count_targets(labels)
+        score, loss = (
+            float((values * weights).sum() / weights.sum())
+            for values in (
+                kind.compute_scores(outputs, labels),
+                kind.compute_losses(outputs, labels),
+            )
+        )
+        return TaskEvaluation(score, loss, kind.score_name)
 
     @validate_arguments
     def save(self, path: str | os.PathLike) -> Path:

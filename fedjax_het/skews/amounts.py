@@ -155,6 +155,7 @@ class LongTail(AmountSkew):
 
     ratio: Annotated[float, Bounds(1)] = 10.0
     "Number of examples of the first class divided by the number of the last one."
+    needs_classes: ClassVar[bool] = True
     name: ClassVar[str] = "long_tail"
     description: ClassVar[str] = "few examples of later classes, in the data of all clients"
     strength: ClassVar[str] = "ratio"

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import numpy as np
@@ -24,6 +24,9 @@ class Skew(Kind):
       >>> isinstance(Noise(std=0.3), Skew), Noise.strength
       (True, 'std')
     """
+
+    needs_classes: ClassVar[bool] = False
+    """Whether the skew reads classes; otherwise it works for every task."""
 
 
 @dataclass(frozen=True, kw_only=True)

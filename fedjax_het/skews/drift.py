@@ -76,6 +76,7 @@ class LabelDrift(DriftSkew):
 
     width: Annotated[float, Bounds(0, 1, open_low=True)] = 0.5
     "Share of a client's examples that are active at a time."
+    needs_classes: ClassVar[bool] = True
     name: ClassVar[str] = "drift"
     description: ClassVar[str] = "class proportions that move over the rounds"
     strength: ClassVar[str] = "width"
@@ -116,6 +117,7 @@ class ClassArrival(DriftSkew):
 
     initial: UnitInterval = 0.5
     "Share of the classes in the first phase."
+    needs_classes: ClassVar[bool] = True
     name: ClassVar[str] = "arrival"
     description: ClassVar[str] = "classes that arrive over the rounds, in a drawn order"
     strength: ClassVar[str] = "initial"

@@ -20,6 +20,8 @@ class LabelSkew(LevelSkew):
       ['label_noise', 'concept']
     """
 
+    needs_classes: ClassVar[bool] = True
+
     @abstractmethod
     def change_labels(
         self,

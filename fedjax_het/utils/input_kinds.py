@@ -6,6 +6,8 @@ from fedjax_het.utils.errors import ConfigError, require
 
 InputKind = Literal["image", "features", "series", "tokens"]
 IMAGE_KINDS: tuple[InputKind, ...] = ("image",)
+SERIES_KINDS: tuple[InputKind, ...] = ("series",)
+TOKEN_KINDS: tuple[InputKind, ...] = ("tokens",)
 SEQUENCE_KINDS: tuple[InputKind, ...] = ("series", "tokens")
 FLOAT_KINDS: tuple[InputKind, ...] = ("image", "features", "series")
 INPUT_KINDS: tuple[InputKind, ...] = (*FLOAT_KINDS, "tokens")

@@ -11,6 +11,7 @@ PACKAGE = Path(fedjax_het.__file__).parent
 # From the lowest layer to the highest; packages of one layer do not import each other.
 LAYERS = (
     ("utils",),
+    ("tasks",),
     ("data", "metrics", "nn"),
     ("compression", "skews"),
     ("core",),

@@ -74,7 +74,7 @@ def read_dataset(settings: dict[str, Any]):
 
 def build_network(spec: RunSpec, dataset) -> Model:
     """Build the network of a run."""
-    options = {} if spec.width is None else {"width": spec.width}
+    options: dict[str, Any] = {} if spec.width is None else {"width": spec.width}
     return make_model(spec.resolved().model, dataset.input_shape, 10, **options)
 
 

@@ -13,8 +13,8 @@ from fedjax_het.analysis.figures.style import (
     wrap_title,
     write_animation,
 )
-from fedjax_het.data.validation import to_array
 from fedjax_het.metrics.personal import compute_group_weights
+from fedjax_het.utils.array_validation import to_array
 from fedjax_het.utils.config import PositiveInt, validate_arguments
 from fedjax_het.utils.errors import require, require_name
 from fedjax_het.utils.fonts import choose_fonts

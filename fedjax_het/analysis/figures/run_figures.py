@@ -56,7 +56,7 @@ def write_run_figures(
     """
     stem = f"{Path(directory).expanduser() / result.file_stem}"
     artifacts, class_names = result.artifacts, dataset.class_names or None
-    labels, num_classes = dataset.train_labels, dataset.num_classes
+    labels, num_classes = dataset.train_classes, dataset.num_classes
     figures = {
         "curve": plot_run_curve(result),
         "partition": plot_partition(

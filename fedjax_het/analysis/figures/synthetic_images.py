@@ -10,7 +10,8 @@ import numpy as np
 from fedjax_het.analysis.figures.style import wrap_title, write_animation
 from fedjax_het.condensation.synthetic_data import SyntheticData
 from fedjax_het.data.dataset import Dataset
-from fedjax_het.data.validation import NumClasses, to_array, to_integers
+from fedjax_het.data.validation import NumClasses
+from fedjax_het.utils.array_validation import to_array, to_integers
 from fedjax_het.utils.config import PositiveInt, validate_arguments
 from fedjax_het.utils.errors import require
 from fedjax_het.utils.fonts import choose_fonts

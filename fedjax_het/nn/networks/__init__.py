@@ -27,8 +27,15 @@ from fedjax_het.nn.networks import (
     vgg11,
 )
 from fedjax_het.utils.config import validate_arguments
-from fedjax_het.utils.input_kinds import FLOAT_KINDS, IMAGE_KINDS, SEQUENCE_KINDS
-from fedjax_het.utils.registry import Registry, get_summary_line
+from fedjax_het.utils.errors import require
+from fedjax_het.utils.input_kinds import (
+    FLOAT_KINDS,
+    IMAGE_KINDS,
+    SEQUENCE_KINDS,
+    SERIES_KINDS,
+    TOKEN_KINDS,
+)
+from fedjax_het.utils.registry import Registry, get_keyword_parameters, get_summary_line
 
 NETWORKS: Registry[NetworkSpec] = Registry(
     "network",
@@ -43,11 +50,11 @@ NETWORKS: Registry[NetworkSpec] = Registry(
             (resnet8.resnet8, IMAGE_KINDS),
             (resnet18.resnet18, IMAGE_KINDS),
             (vgg11.vgg11, IMAGE_KINDS),
-            (cnn1d.cnn1d, ("series",)),
+            (cnn1d.cnn1d, SERIES_KINDS),
             (recurrent.lstm, SEQUENCE_KINDS),
             (recurrent.gru, SEQUENCE_KINDS),
             (transformer.transformer, SEQUENCE_KINDS),
-            (fasttext.fasttext, ("tokens",)),
+            (fasttext.fasttext, TOKEN_KINDS),
         )
     ],
     argument="model",
@@ -61,6 +68,7 @@ def make_model(
     input_shape: InputShape,
     num_classes: Size,
     num_tokens: NumTokens | None = None,
+    per_token: bool = False,
     **options: Any,
 ) -> Model:
     """Build a registered network for inputs of a given shape.
@@ -70,6 +78,7 @@ def make_model(
       input_shape: shape of the input of one example, such as (H, W, C) of an image.
       num_classes: number of logits.
       num_tokens: number of different tokens, for inputs of tokens; None for inputs of floats.
+      per_token: whether the network has logits for each token, see `Model.is_per_token`.
       **options: options of the network, see `NetworkSpec.options`. The files in
         `fedjax_het.nn.networks` document the options of the package's networks.
 
@@ -87,8 +96,22 @@ def make_model(
     """
     network = NETWORKS.require(name)
     if name in NETWORKS.built_in:
-        return build_model(network, input_shape, num_classes, options, num_tokens)
-    return to_model(network.make, input_shape, num_classes, name, num_tokens, **options)
+        arguments = (network, input_shape, num_classes, options, num_tokens)
+        model = build_model(*arguments, per_token=per_token)
+        expected = f"a network of task next_token: {_list_per_token_networks()}"
+        require(model.is_per_token or not per_token, "model", name, expected)
+        return model
+    inputs = (input_shape, num_classes)
+    return to_model(network.make, *inputs, name, num_tokens, per_token=per_token, **options)
+
+
+def _list_per_token_networks() -> str:
+    names = [
+        name
+        for name, network in NETWORKS.items()
+        if name in NETWORKS.built_in and "per_token" in get_keyword_parameters(network.make)
+    ]
+    return ", ".join(names)
 
 
 @validate_arguments

@@ -21,7 +21,7 @@ class RecurrentLayer(nn.Module):
     """
 
     features: int
-    num_gates: int
+    num_gates: int = 1
 
     def setup_gates(self, x):
         """Return the products `[T, B, gates H]` with the inputs, and the weights of the state."""

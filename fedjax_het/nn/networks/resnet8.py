@@ -33,9 +33,9 @@ class GroupNormConv(nn.Module):
     @nn.compact
     def __call__(self, x):
         """Return `[B, ceil(H / stride), ceil(W / stride), features]` for `x` `[B, H, W, C]`."""
-        x = ResidualConv(
-            self.features, self.kernel_size, self.stride, self.conv_impl, name="conv"
-        )(x)
+        x = ResidualConv(self.features, self.kernel_size, self.stride, self.conv_impl, name="conv")(
+            x
+        )
         return nn.GroupNorm(self.groups, epsilon=1e-5, name="norm")(x)
 
 

@@ -1,0 +1,46 @@
+"""Kinds of tasks: classification, multi-label classification, regression, next-token prediction."""
+
+from fedjax_het.tasks.base import TaskKind
+from fedjax_het.tasks.classification import Classification
+from fedjax_het.tasks.multi_label import MultiLabel
+from fedjax_het.tasks.next_token import NextToken
+from fedjax_het.tasks.regression import Regression
+from fedjax_het.utils.config import validate_arguments
+from fedjax_het.utils.errors import require
+from fedjax_het.utils.registry import Registry
+
+TASKS: Registry[type[TaskKind]] = Registry(
+    "task", (Classification, MultiLabel, Regression, NextToken)
+)
+"""Kinds of tasks by name, including kinds that users registered."""
+
+
+@validate_arguments
+def register_task(kind: type) -> None:
+    """Register a kind of task of the user for data sets, until the process ends.
+
+    Args:
+      kind: a subclass of `TaskKind` with a `name`, a frozen dataclass.
+
+    Raises:
+      ConfigError: if it is no such class, or if the name belongs to a kind of the package.
+
+    Example:
+      >>> from dataclasses import dataclass
+      >>> from typing import ClassVar
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.tasks import TASKS, Regression, register_task
+      >>> @dataclass(frozen=True)
+      ... class MedianRegression(Regression):
+      ...     name: ClassVar[str] = "median_regression"
+      ...     description: ClassVar[str] = "absolute error"
+      ...     def compute_losses(self, outputs, labels):
+      ...         return jnp.abs(outputs - labels).mean(-1)
+      >>> register_task(MedianRegression)
+      >>> "median_regression" in TASKS
+      True
+      >>> TASKS.reset()  # unregisters all users' kinds
+    """
+    is_valid = issubclass(kind, TaskKind) and not getattr(kind, "__abstractmethods__", ())
+    require(is_valid, "kind", kind, "a subclass of TaskKind with all of its functions")
+    TASKS.add(kind)

@@ -1,0 +1,44 @@
+"""Multi-label classification: each label of an example is present or absent."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_het.tasks.base import TaskKind, hide_nonfinite
+from fedjax_het.utils.array_validation import to_array
+from fedjax_het.utils.errors import require
+
+
+@dataclass(frozen=True)
+class MultiLabel(TaskKind):
+    """Labels that are present (1) or absent (0), float32 `[N, L]`."""
+
+    name: ClassVar[str] = "multi_label"
+    description: ClassVar[str] = "several labels for each example: binary cross-entropy, accuracy"
+
+    @staticmethod
+    def validate_labels(argument, labels, inputs_argument, inputs):
+        """Check labels `[N, L]` of zeros and ones, see `TaskKind`."""
+        expected = f"zeros and ones [N, L], a row for each of the {len(inputs)} examples"
+        labels = to_array(argument, labels, expected)
+        is_valid = labels.ndim == 2 and len(labels) == len(inputs) and labels.shape[1] > 0
+        require(is_valid, f"shape of {argument}", labels.shape, expected)
+        is_valid = labels.dtype.kind in "biuf" and bool(np.isin(labels, (0, 1)).all())
+        require(is_valid, argument, f"{labels.dtype} values", expected)
+        return labels.astype(np.float32)
+
+    @staticmethod
+    def count_outputs(labels, num_tokens):
+        """Return the number of labels."""
+        return labels.shape[1]
+
+    def compute_losses(self, outputs, labels):
+        """Return the mean binary cross-entropy over the labels of each example, in nats."""
+        return optax.sigmoid_binary_cross_entropy(outputs, labels).mean(-1)
+
+    def compute_scores(self, outputs, labels):
+        """Return the fraction of labels whose output has the right sign."""
+        return hide_nonfinite(((outputs > 0) == (labels > 0)).mean(-1, jnp.float32), outputs)
