@@ -323,7 +323,8 @@ class GroupState:
     def accuracy_name(self) -> str:
         """The accuracy that `get_accuracies` returns, in words."""
         program = self.group.program
-        name = "validation accuracy" if self.has_validation else "accuracy"
+        name = program.signature.training.task.kind.score_name
+        name = f"validation {name}" if self.has_validation else name
         if program.algorithm.global_model is None:
             return f"mean {name} of clients"
         has_client_tests = program.signature.evaluation.has_client_tests

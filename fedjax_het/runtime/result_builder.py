@@ -221,6 +221,7 @@ def _summarize_data(group_state: GroupState, i: int) -> dict[str, Any]:
         "server": None if server is None else dataclasses.asdict(server),
         "dataset_note": run.dataset.note,
         "dataset_source": run.dataset.source,
+        "task": run.dataset.task,
         "dataset_order": run.dataset.order,
         **group.program.signature.compute_user_digests(run.spec),
         **run.user_digests,

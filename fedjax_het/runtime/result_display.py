@@ -13,6 +13,7 @@ from fedjax_het.algorithms import METHODS
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.config.settings import HYPERPARAMETER_SETTINGS, SETTINGS_BY_HYPERPARAMETER
 from fedjax_het.data.dataset_registry import require_dataset_name
+from fedjax_het.tasks import TASKS
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.text import (
     MISSING,
@@ -286,11 +287,13 @@ def format_outcome(result: DisplayedResult) -> str:
     if summary.get("diverged"):
         return f"diverged in round {summary.get('rounds')}"
     best, best_mean = "best", "best mean of clients' own tests"
+    kind = TASKS.get(summary.get("task", ""))
+    score = "accuracy" if kind is None else kind.score_name
     if result.spec.validation is not None:
         best = "in the round of the best validation accuracy"
         best_mean = "mean of clients' own tests in the round of their best validation accuracy"
     for name, label in (
-        ("final_accuracy", "final accuracy"),
+        ("final_accuracy", f"final {score}"),
         ("best_accuracy", best),
         ("final_client_accuracy", "final mean of clients' own tests"),
         ("bmta", best_mean),

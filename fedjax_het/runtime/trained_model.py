@@ -110,7 +110,8 @@ class InputSpec(NamedTuple):
     @classmethod
     def from_dataset(cls, dataset: Dataset) -> "InputSpec":
         """Return the properties of a data set."""
-        names = ("input_shape", "num_classes", "mean", "std", "class_names", "domain_names")
+        names: tuple[str, ...] = ("input_shape", "num_classes", "mean", "std")
+        names += ("class_names", "domain_names")
         names += ("num_tokens", "task", "num_outputs", "label_shape", "label_dtype")
         values = {name: getattr(dataset, name) for name in names}
         dtype = str(dataset.train_images.dtype)
@@ -277,14 +278,11 @@ class TrainedModel:
     def _evaluate_task(self, images: np.ndarray, labels: np.ndarray) -> TaskEvaluation:
         labels = self.task.kind.validate_labels("labels", labels, "images", images)
         kind = self.task.kind.from_labels(labels)
-        outputs, labels = jnp.asarray(self.logits(images)), jnp.asarray(labels)
-        weights = kind.count_targets(labels)
+        data = jnp.asarray(self.logits(images)), jnp.asarray(labels)
+        weights = kind.count_targets(data[1])
         score, loss = (
             float((values * weights).sum() / weights.sum())
-            for values in (
-                kind.compute_scores(outputs, labels),
-                kind.compute_losses(outputs, labels),
-            )
+            for values in (kind.compute_scores(*data), kind.compute_losses(*data))
         )
         return TaskEvaluation(score, loss, kind.score_name)
 
@@ -534,8 +532,8 @@ def load_model(path: str | Path, *, network: Any = None) -> TrainedModel:
 @validate_arguments
 def evaluate(
     model: TrainedModel, dataset: Dataset, *, split: Literal["test", "train"] = "test"
-) -> Evaluation:
-    """Evaluate a model on the images of a data set.
+) -> Evaluation | TaskEvaluation:
+    """Evaluate a model on the examples of a data set.
 
     Args:
       model: the model.
@@ -543,10 +541,12 @@ def evaluate(
       split: "test" or "train".
 
     Returns:
-      Accuracy, loss, confusion matrix and calibration error.
+      Accuracy, loss, confusion matrix and calibration error; score and loss for a task without
+      classes.
 
     Raises:
-      ConfigError: for images of another shape, type or scale, or another number of classes.
+      ConfigError: for inputs of another shape, type or scale, another task, or another number of
+        classes.
 
     Example:
       >>> from fedjax_het import RunSpec, evaluate, load_dataset, simulate
@@ -554,6 +554,8 @@ def evaluate(
       >>> evaluate(simulate(spec).model(), load_dataset("digits")).confusion.shape
       (10, 10)
     """
+    expected = f"{model.input_spec.task!r}, as the model has"
+    require(dataset.task == model.input_spec.task, "task of dataset", dataset.task, expected)
     num_classes = model.input_spec.num_classes
     expected, actual = f"{num_classes}, as the model has", dataset.num_classes
     require(actual == num_classes, "num_classes of dataset", actual, expected)
