@@ -165,7 +165,8 @@ def _fedmix_losses(is_printed: bool, mixup: _Mixup, network: Callable, images, l
     shrunk_images = (1 - mixup_lambda) * images
     gradients, outputs = jax.grad(sum_losses, has_aux=True)(shrunk_images)
     client_losses, logits, state = outputs
-    derivatives = jnp.einsum("bhwc,hwc->b", gradients, mean_image, precision="highest")
+    gradients, mean_input = gradients.reshape(len(gradients), -1), mean_image.reshape(-1)
+    derivatives = jnp.einsum("bi,i->b", gradients, mean_input, precision="highest")
     mean_losses = optax.softmax_cross_entropy(logits, mean_label)
     coefficient = mixup_lambda * (1 if is_printed else 1 - mixup_lambda)
     mixed_losses = (1 - mixup_lambda) * client_losses + mixup_lambda * mean_losses

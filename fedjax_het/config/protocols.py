@@ -116,14 +116,24 @@ _STANDARD_HYPERPARAMETERS = {
     "local_lr": _make_sgd_value(0.01),
     "local_weight_decay": _make_sgd_value(1e-5),
 }
-_DOWNLOADED = tuple(name for name in DATASETS.built_in if name not in _DIGITS)
+# Data sets without images, in all protocols: a network that accepts them, and their users.
+_OTHER_INPUTS = (
+    DefaultsRule(datasets=("breast_cancer", "diabetes"), settings={"model": "mlp"}),
+    DefaultsRule(datasets=("diabetes",), settings={"partition": "iid"}),
+    DefaultsRule(
+        datasets=("cylinder_bell_funnel",), settings={"model": "cnn1d", "partition": "natural"}
+    ),
+    DefaultsRule(datasets=("speakers",), settings={"model": "gru", "partition": "natural"}),
+)
+_NO_DOWNLOAD = (*_DIGITS, *(name for rule in _OTHER_INPUTS for name in rule.datasets))
+_DOWNLOADED = tuple(name for name in DATASETS.built_in if name not in _NO_DOWNLOAD)
 _STANDARD = (
     _make_rule("standard", _STANDARD_HYPERPARAMETERS),
     DefaultsRule(datasets=_DOWNLOADED, settings={"model": "cnn"}),
     # Clients of the digits make about 30 steps in a round, in which a mu of 0.01 does nothing.
     DefaultsRule(datasets=_DIGITS, hp={"prox_mu": 0.1}),
 )
-PROTOCOLS: dict[str, tuple[DefaultsRule, ...]] = {
+_RULES: dict[str, tuple[DefaultsRule, ...]] = {
     "standard": _STANDARD,
     "dynafed": (_make_rule("dynafed"),),
     "fedaf": _FEDAF,
@@ -183,6 +193,7 @@ PROTOCOLS: dict[str, tuple[DefaultsRule, ...]] = {
         DefaultsRule(datasets=_DOWNLOADED, settings={"model": "lenet5"}),
     ),
 }
+PROTOCOLS = {name: (*rules, *_OTHER_INPUTS) for name, rules in _RULES.items()}
 """Rules of each protocol, by name."""
 OWN_PROTOCOL = "own"
 """Value of the setting `protocol` that stands for the default protocol of each method."""

@@ -212,7 +212,8 @@ class Dataset:
     def _describe_labels(self) -> str:
         if TASKS[self.task].has_classes:
             return f"{self.num_classes} classes"
-        return f"task {self.task} with {self.num_outputs:,} outputs"
+        outputs = "output" if self.num_outputs == 1 else "outputs"
+        return f"task {self.task} with {self.num_outputs:,} {outputs}"
 
     def _repr_html_(self) -> str:
         rows: list[tuple[str, object]] = [

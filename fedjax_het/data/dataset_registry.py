@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_het.data.cylinder_bell_funnel import read_cylinder_bell_funnel
 from fedjax_het.data.dataset import Dataset, dataset_from_arrays, validate_dataset
 from fedjax_het.data.image_folder import read_cinic10
 from fedjax_het.data.normalization import get_normalization_constants
@@ -20,6 +21,8 @@ from fedjax_het.data.sources import (
 )
 from fedjax_het.data.sources.domainnet import DOMAINNET
 from fedjax_het.data.sources.source import FILE_ORDER, PublishedDataset
+from fedjax_het.data.speakers import read_speakers
+from fedjax_het.data.tables import read_breast_cancer, read_diabetes
 from fedjax_het.data.writers import add_writers
 from fedjax_het.utils.config import accept_former_arguments, validate, validate_arguments
 from fedjax_het.utils.errors import ConfigError, display_name, require
@@ -33,7 +36,7 @@ from fedjax_het.utils.registry import (
 )
 
 # Facts of a source that become arguments of `dataset_from_arrays`.
-_FACTS = ("class_names", "domain_names", "note", "source", "order")
+_FACTS = ("class_names", "domain_names", "note", "source", "order", "task", "num_tokens")
 # (data_dir, cache_dir) -> (arrays, meta)
 ArrayReader = Callable[..., tuple[dict[str, np.ndarray], dict]]
 
@@ -81,7 +84,7 @@ def _make_dataset(
     """Return the data set of a source's content, with normalization constants."""
     mean, std = get_normalization_constants(name, normalization, arrays["train_images"])
     facts = {fact: meta[fact] for fact in _FACTS if fact in meta}
-    num_classes = len(meta["class_names"]) or None
+    num_classes = len(meta.get("class_names", ())) or None
     constants = {"name": name, "num_classes": num_classes, "mean": mean, "std": std}
     return dataset_from_arrays(**{**arrays, **facts, **constants})
 
@@ -267,6 +270,26 @@ DATASETS: Registry[DatasetSpec] = Registry(
             "digits_by_writer",
             lambda data_dir, cache_dir: add_writers(*read_digits()),
             "the digits in the styles of 30 artificial writers, as users; needs no download",
+        ),
+        _make_dataset_spec(
+            "speakers",
+            read_speakers,
+            "lines of 20 speakers of Shakespeare's plays, next characters; needs no download",
+        ),
+        _make_dataset_spec(
+            "breast_cancer",
+            read_breast_cancer,
+            "scikit-learn's table of cell nuclei: 455 + 114 examples, 2 classes; needs no download",
+        ),
+        _make_dataset_spec(
+            "diabetes",
+            read_diabetes,
+            "scikit-learn's table of diabetes: 354 + 88 examples, regression; needs no download",
+        ),
+        _make_dataset_spec(
+            "cylinder_bell_funnel",
+            read_cylinder_bell_funnel,
+            "artificial series of 20 devices: 1,200 + 300 examples, 3 classes; needs no download",
         ),
         _make_published_spec("mnist", "MNIST: 60,000 + 10,000 gray 28x28 images, 10 classes"),
         _make_published_spec(

@@ -41,8 +41,8 @@ from fedjax_het.runtime.trained_model import load_initial_model
 from fedjax_het.utils.arrays import fetch_to_host
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import require
-from fedjax_het.utils.io import digest_arrays
 from fedjax_het.utils.input_kinds import IMAGE_KINDS, require_input_kind
+from fedjax_het.utils.io import digest_arrays
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,0 +1,168 @@
+"""Runs on features, series and tokens, and of every kind of task."""
+
+import numpy as np
+import pytest
+from support.markers import slow_case
+from support.small_runs import KilledError, assert_results_equal, make_killing_callback
+
+from fedjax_het import (
+    ConfigError,
+    Placement,
+    RunSpec,
+    dataset_from_arrays,
+    evaluate,
+    grid,
+    load_dataset,
+    load_model,
+    simulate,
+    sweep,
+)
+from fedjax_het.tasks import TASKS
+
+SETTINGS = {"partition": "iid", "num_clients": 3, "rounds": 3, "local_epochs": 1}
+SETTINGS |= {"local_optimizer": "sgd", "learning_rate": 0.1, "batch_size": 8, "protocol": "fedamp"}
+RNG = np.random.default_rng(0)
+FEATURES = RNG.normal(size=(60, 4)).astype(np.float32)
+SERIES = RNG.normal(size=(60, 6, 2)).astype(np.float32)
+TOKENS = RNG.integers(0, 5, (60, 7))
+WEIGHTS = RNG.normal(size=(4, 2))
+
+
+def make_dataset(inputs, labels, **settings):
+    return dataset_from_arrays(inputs[:40], labels[:40], inputs[40:], labels[40:], **settings)
+
+
+CASES = {
+    "classification": (
+        make_dataset(FEATURES, (FEATURES @ WEIGHTS).argmax(1)),
+        {"model": "mlp", "network_options": {"hidden": [6]}},
+    ),
+    "multi_label": (
+        make_dataset(SERIES, (SERIES.sum(1) > 0).astype(int), task="multi_label"),
+        {"model": "gru", "network_options": {"hidden": 6, "layers": 1}},
+    ),
+    "regression": (
+        make_dataset(FEATURES, FEATURES @ WEIGHTS, task="regression"),
+        {"model": "mlp", "network_options": {"hidden": [6]}},
+    ),
+    "next_token": (
+        make_dataset(TOKENS[:, :-1], TOKENS[:, 1:], task="next_token", num_tokens=5),
+        {"model": "lstm", "network_options": {"hidden": 6, "layers": 1}},
+    ),
+}
+
+
+def run(task, **settings):
+    dataset, network = CASES[task]
+    placement = settings.pop("placement", Placement())
+    folders = {name: settings.pop(name) for name in ("output_dir", "resume") if name in settings}
+    callbacks = settings.pop("callbacks", ())
+    spec = RunSpec(**{**SETTINGS, **network, **settings})
+    return simulate(spec, dataset=dataset, placement=placement, callbacks=callbacks, **folders)
+
+
+@pytest.mark.parametrize("task", ["regression", slow_case("multi_label"), "next_token"])
+def test_test_loss_and_score_are_means_of_the_outputs(task, tmp_path):
+    """In float64, from the outputs of the final model; also of a model that is read from a file."""
+    dataset, _ = CASES[task]
+    result = run(task)
+    model = load_model(result.save_model(tmp_path / "model.msgpack"))
+    outputs, labels = np.float64(model.logits(dataset.test_images)), dataset.test_labels
+    if task == "regression":
+        errors = (outputs - labels) ** 2
+        loss, score = errors.mean(), 1 - (errors / labels.astype(np.float64).var(0)).mean()
+    elif task == "multi_label":
+        loss = np.logaddexp(0, np.where(labels > 0, -outputs, outputs)).mean()
+        score = ((outputs > 0) == (labels > 0)).mean()
+    else:
+        log_sums = np.log(np.exp(outputs).sum(-1))
+        loss = (log_sums - np.take_along_axis(outputs, labels[..., None], -1)[..., 0]).mean()
+        score = (outputs.argmax(-1) == labels).mean()
+    np.testing.assert_allclose(result.metrics["test_loss"][-1], loss, rtol=1e-5)
+    np.testing.assert_allclose(result.metrics["test_accuracy"][-1], score, rtol=1e-5)
+    evaluation = evaluate(model, dataset)
+    np.testing.assert_allclose((evaluation.score, evaluation.loss), (score, loss), rtol=1e-5)
+    assert evaluation.score_name == TASKS[task].score_name in repr(result)
+
+
+def test_a_round_of_regression_is_fedavg_by_hand():
+    """One step of SGD on a linear model at each client, averaged by size."""
+    dataset, _ = CASES["regression"]
+    settings = {"network_options": {"hidden": []}, "rounds": 1, "batch_size": 40}
+    start = run("regression", **settings, learning_rate=0.0).model().variables["params"]["head"]
+    result = run("regression", **settings)
+    x = (dataset.train_images - np.float64(dataset.mean)) / np.float64(dataset.std)
+    kernel, bias = np.float64(start["kernel"]), np.float64(start["bias"])
+    errors = x @ kernel + bias - dataset.train_labels
+    # The clients together hold each example once: the mean of the gradients weighted by size.
+    gradient = 2 * x.T @ errors / errors.size
+    layer = result.model().variables["params"]["head"]
+    np.testing.assert_allclose(layer["kernel"], kernel - 0.1 * gradient, rtol=1e-4, atol=1e-6)
+    expected = bias - 0.1 * 2 * errors.sum(0) / errors.size
+    np.testing.assert_allclose(layer["bias"], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("task", ["next_token", slow_case("regression"), slow_case("multi_label")])
+def test_placement_and_resuming_do_not_change_a_run(task, tmp_path):
+    expected = run(task)
+    lanes = run(task, placement=Placement(lanes=3))
+    for name in ("test_loss", "test_accuracy", "train_loss"):
+        np.testing.assert_allclose(lanes.metrics[name], expected.metrics[name], atol=1e-5)
+    with pytest.raises(KilledError):
+        run(task, output_dir=tmp_path, callbacks=[make_killing_callback(2)])
+    assert_results_equal(run(task, output_dir=tmp_path, resume=True), expected)
+
+
+def test_runs_of_a_sweep_equal_single_runs():
+    dataset, network = CASES["regression"]
+    specs = grid(**SETTINGS, **network, seed=[0, 1])
+    for result in sweep(specs, dataset=dataset).results:
+        single = run("regression", seed=result.spec.seed)
+        np.testing.assert_allclose(
+            result.metrics["test_loss"], single.metrics["test_loss"], rtol=1e-5
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "num_outputs", "num_users"),
+    [
+        ("speakers", "tokens", 60, 20),
+        ("breast_cancer", "features", 2, 0),
+        ("diabetes", "features", 1, 0),
+        ("cylinder_bell_funnel", "series", 3, 20),
+    ],
+)
+def test_data_sets_without_images(name, kind, num_outputs, num_users):
+    dataset = load_dataset(name)
+    assert (dataset.input_kind, dataset.num_outputs, dataset.num_users) == (
+        *(kind, num_outputs),
+        num_users,
+    )
+    spec = RunSpec(dataset=name).resolved()
+    assert (spec.partition == "natural") == (num_users > 0)
+    assert load_dataset(name).digest() == dataset.digest()
+    if kind == "tokens":  # the label of a character is the next one
+        np.testing.assert_array_equal(dataset.train_images[:, 1:], dataset.train_labels[:, :-1])
+    else:
+        normalized = (dataset.train_images - np.array(dataset.mean)) / np.array(dataset.std)
+        np.testing.assert_allclose(normalized.std(tuple(range(normalized.ndim - 1))), 1, rtol=1e-3)
+
+
+@pytest.mark.parametrize("method", [slow_case("dynafed"), "feddm"])
+def test_condensation_of_features(method):
+    """Synthetic features have the shape of the inputs, and augmentation is refused."""
+    dataset = load_dataset("breast_cancer")
+    options = {"augment_strategy": "none"}
+    if method == "dynafed":
+        options |= {"trajectory_rounds": 4, "segment_length": 2, "num_iterations": 3}
+        options |= {"inner_steps": 2, "target_counts": 1, "num_samples": 4, "fine_tune_epochs": 1}
+    else:
+        options |= {"ipc": 2, "steps": 3, "server_epochs": 2}
+    settings = {"partition": "iid", "num_clients": 3, "rounds": 6, "model": "mlp"}
+    spec = RunSpec(method, dataset="breast_cancer", options=options, **settings)
+    result = simulate(spec)
+    assert result.synthetic_dataset().images.shape[1:] == dataset.input_shape
+    assert np.isfinite(result.metrics["test_loss"]).all()
+    options["augment_strategy"] = "flip"
+    with pytest.raises(ConfigError, match="expected 'none', as inputs of shape"):
+        simulate(RunSpec(method, dataset="breast_cancer", options=options, **settings))

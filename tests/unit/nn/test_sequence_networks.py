@@ -1,0 +1,151 @@
+"""Networks of tokens and of series against oracles in float64, and their checks."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_het.nn import make_model, to_model
+from fedjax_het.utils.errors import ConfigError
+
+RNG = np.random.default_rng(0)
+
+
+def get_outputs(model, inputs):
+    variables = jax.tree.map(lambda a: 1.5 * a, model.init(jax.random.key(0)))
+    outputs, _ = model.apply(variables, jnp.asarray(inputs), train=True)
+    params = jax.tree.map(lambda a: np.asarray(a, np.float64), variables["params"])
+    return np.asarray(outputs), params
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def run_lstm(params, x):
+    width = params["state_kernel"].shape[0]
+    hidden = cell = np.zeros((len(x), width))
+    outputs = []
+    for t in range(x.shape[1]):
+        gates = x[:, t] @ params["kernel"] + params["bias"] + hidden @ params["state_kernel"]
+        i, f, o, g = (gates[:, k * width : (k + 1) * width] for k in range(4))
+        cell = sigmoid(f) * cell + sigmoid(i) * np.tanh(g)
+        hidden = sigmoid(o) * np.tanh(cell)
+        outputs.append(hidden)
+    return np.stack(outputs, 1)
+
+
+def run_gru(params, x):
+    width = params["state_kernel"].shape[0]
+    hidden, outputs = np.zeros((len(x), width)), []
+    for t in range(x.shape[1]):
+        own, state = x[:, t] @ params["kernel"] + params["bias"], hidden @ params["state_kernel"]
+        r, z = (sigmoid(own[:, k : k + width] + state[:, k : k + width]) for k in (0, width))
+        n = np.tanh(own[:, 2 * width :] + r * (state[:, 2 * width :] + params["state_bias"]))
+        hidden = (1 - z) * n + z * hidden
+        outputs.append(hidden)
+    return np.stack(outputs, 1)
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+@pytest.mark.parametrize(("name", "run_layer"), [("lstm", run_lstm), ("gru", run_gru)])
+def test_recurrent_network(name, run_layer, per_token):
+    tokens = RNG.integers(0, 7, (3, 5))
+    model = make_model(name, (5,), 4, 7, per_token, hidden=6, layers=2, embedding=3)
+    outputs, params = get_outputs(model, tokens)
+    x = params["embedding"]["embedding"][tokens]
+    for layer in ("recurrent1", "recurrent2"):
+        x = run_layer(params[layer], x)
+    expected = x @ params["head"]["kernel"] + params["head"]["bias"]
+    expected = expected if per_token else expected[:, -1]
+    assert model.output_shape == expected.shape[1:] and model.is_per_token == per_token
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_recurrent_network_of_series():
+    series = RNG.normal(size=(2, 5, 3))
+    outputs, params = get_outputs(make_model("gru", (5, 3), 4, hidden=6, layers=1), series)
+    x = run_gru(params["recurrent1"], series)[:, -1]
+    expected = x @ params["head"]["kernel"] + params["head"]["bias"]
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_fasttext_ignores_padding():
+    tokens = np.array([[3, 1, 0, 0], [2, 2, 5, 1], [0, 0, 0, 0]])
+    outputs, params = get_outputs(make_model("fasttext", (4,), 3, 6, embedding=4), tokens)
+    vectors = params["embedding"]["embedding"]
+    means = np.stack([vectors[[3, 1]].mean(0), vectors[[2, 2, 5, 1]].mean(0), np.zeros(4)])
+    expected = means @ params["head"]["kernel"] + params["head"]["bias"]
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_cnn1d():
+    series = RNG.normal(size=(2, 18, 3))
+    outputs, params = get_outputs(make_model("cnn1d", (18, 3), 4, width=2, hidden=5), series)
+    x = series
+    for name in ("conv1", "conv2"):
+        kernel, bias = params[name]["kernel"][:, 0], params[name]["bias"]
+        windows = np.lib.stride_tricks.sliding_window_view(x, 5, axis=1)  # [B, T - 4, F, 5]
+        x = np.maximum(np.einsum("btfk,kfo->bto", windows, kernel) + bias, 0)
+        x = x[:, : x.shape[1] // 2 * 2].reshape(len(x), -1, 2, x.shape[2]).max(2)
+    x = x.reshape(2, -1) @ params["hidden"]["kernel"] + params["hidden"]["bias"]
+    expected = np.maximum(x, 0) @ params["head"]["kernel"] + params["head"]["bias"]
+    np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_transformer_per_token_is_causal():
+    tokens = RNG.integers(0, 7, (1, 6))
+    changed = tokens.copy()
+    changed[0, 4] = (changed[0, 4] + 1) % 7
+    model = make_model("transformer", (6,), 7, 7, True, width=8, layers=2, heads=2)
+    before, after = (get_outputs(model, x)[0][0] for x in (tokens, changed))
+    np.testing.assert_allclose(before[:4], after[:4], rtol=1e-5, atol=1e-6)
+    assert np.abs(before[4:] - after[4:]).max(1).min() > 1e-3
+
+
+def test_transformer_of_series_reads_all_positions():
+    series = RNG.normal(size=(1, 6, 2))
+    model = make_model("transformer", (6, 2), 3, width=8, layers=1, heads=2)
+
+    def sum_outputs(x):
+        variables = model.init(jax.random.key(0))
+        return model.apply(variables, x, train=False)[0][0, 0]
+
+    gradient = jax.grad(sum_outputs)(jnp.asarray(series))
+    assert np.abs(gradient[0]).max(1).min() > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (("transformer", (6,), 7, 7), {"width": 6, "heads": 4}, "a divisor of width = 6"),
+        (("cnn1d", (10, 3), 2), {}, "at least 16 positions"),
+        (("lstm", (8, 8, 1), 10), {}, "does not accept image"),
+        (("fasttext", (6, 2), 7), {}, "does not accept series"),
+        (("lstm", (6,), 7), {}, "does not accept features"),
+        (("fasttext", (6,), 7, 7, True), {}, "expected a network of task next_token: lstm"),
+        (("resnet8", (8, 8, 1), 10), {"groups": 3}, "a divisor of width = 16"),
+        (("vgg11", (8, 8, 1), 10), {}, "at least 16x16"),
+    ],
+)
+def test_invalid_arguments(arguments, options, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        make_model(*arguments, **options)
+    assert "\n" not in str(error.value)
+
+
+class TokenNetwork(nn.Module):
+    num_tokens: int
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.num_classes)(nn.Embed(self.num_tokens, 4)(x))
+
+
+def test_network_of_a_user_per_token():
+    model = to_model(TokenNetwork, (6,), 5, num_tokens=5, per_token=True)
+    assert model.output_shape == (6, 5) and model.head.path == ("Dense_0",)
+    with pytest.raises(ConfigError, match=r"expected logits, floats \(2, 5\)"):
+        to_model(TokenNetwork, (6,), 5, num_tokens=5)

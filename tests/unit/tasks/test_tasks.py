@@ -1,0 +1,159 @@
+"""Losses and scores of each kind of task against oracles in float64, and checks of labels."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_het import ConfigError, RunSpec, dataset_from_arrays, simulate
+from fedjax_het.tasks import TASKS, Regression, register_task
+
+RNG = np.random.default_rng(0)
+LOGITS = RNG.normal(size=(5, 4)).astype(np.float32)
+SEQUENCES = RNG.normal(size=(3, 6, 4)).astype(np.float32)
+TOKENS = RNG.integers(0, 4, (3, 6))
+TOKENS[0, 2:], TOKENS[1, -1] = -1, -1
+
+
+def log_softmax(logits):
+    logits = logits.astype(np.float64)
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def compute_classification():
+    labels = np.array([0, 3, 1, 2, 2])
+    losses = -log_softmax(LOGITS)[np.arange(5), labels]
+    return LOGITS, labels, losses, LOGITS.argmax(1) == labels, np.ones(5)
+
+
+def compute_multi_label():
+    labels = RNG.integers(0, 2, (5, 4)).astype(np.float32)
+    probabilities = 1 / (1 + np.exp(-LOGITS.astype(np.float64)))
+    losses = -np.log(np.where(labels > 0, probabilities, 1 - probabilities)).mean(1)
+    return LOGITS, labels, losses, ((LOGITS > 0) == (labels > 0)).mean(1), np.ones(5)
+
+
+def compute_regression():
+    labels = RNG.normal(size=(5, 4)).astype(np.float32)
+    errors = (LOGITS.astype(np.float64) - labels) ** 2
+    scores = 1 - (errors / labels.astype(np.float64).var(0)).mean(1)
+    return LOGITS, labels, errors.mean(1), scores, np.ones(5)
+
+
+def compute_next_token():
+    losses, scores = np.zeros(3), np.zeros(3)
+    for row, (labels, outputs) in enumerate(zip(TOKENS, SEQUENCES, strict=True)):
+        valid = np.flatnonzero(labels >= 0)
+        losses[row] = -log_softmax(outputs)[valid, labels[valid]].mean()
+        scores[row] = (outputs.argmax(-1) == labels)[valid].mean()
+    return SEQUENCES, TOKENS, losses, scores, (TOKENS >= 0).sum(1)
+
+
+ORACLES = {
+    "classification": compute_classification,
+    "multi_label": compute_multi_label,
+    "regression": compute_regression,
+    "next_token": compute_next_token,
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_losses_and_scores(name):
+    outputs, labels, losses, scores, counts = ORACLES[name]()
+    kind = TASKS[name].from_labels(labels)
+    data = jnp.asarray(outputs), jnp.asarray(labels)
+    np.testing.assert_allclose(kind.compute_losses(*data), losses, rtol=2e-6)
+    np.testing.assert_allclose(kind.compute_scores(*data), scores, rtol=2e-6, atol=2e-6)
+    np.testing.assert_array_equal(kind.count_targets(data[1]), counts)
+    broken = data[0].at[1].set(jnp.nan)
+    is_hidden = np.isnan(kind.compute_scores(broken, data[1]))
+    np.testing.assert_array_equal(is_hidden, np.arange(len(outputs)) == 1)
+
+
+def test_mean_score_of_regression_is_r2():
+    from sklearn.metrics import r2_score
+
+    outputs, labels, *_ = compute_regression()
+    kind = Regression.from_labels(labels)
+    score = kind.compute_scores(jnp.asarray(outputs), jnp.asarray(labels)).mean()
+    np.testing.assert_allclose(score, r2_score(labels, outputs), rtol=1e-5)
+
+
+INPUTS = np.zeros((6, 3), np.float32)
+
+
+def make_dataset(task, labels, inputs=INPUTS, **settings):
+    return dataset_from_arrays(inputs, labels, inputs, labels, task=task, **settings)
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "message"),
+    [
+        ("regresion", np.zeros(6), "did you mean 'regression'"),
+        ("regression", np.zeros(5), "shape of train_labels"),
+        ("regression", np.full(6, np.nan), "not finite"),
+        ("regression", ["a"] * 6, "dtype of train_labels"),
+        ("multi_label", np.zeros(6), "shape of train_labels"),
+        ("multi_label", np.full((6, 2), 0.5), "zeros and ones"),
+        ("next_token", np.zeros((6, 3), int), "num_tokens"),
+        ("classification", np.zeros(6), "astype"),
+    ],
+)
+def test_invalid_labels(task, labels, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        make_dataset(task, labels)
+    assert "\n" not in str(error.value)
+
+
+def test_labels_of_regression_have_two_axes():
+    dataset = make_dataset("regression", np.arange(6))
+    assert dataset.train_labels.shape == (6, 1) and dataset.num_outputs == 1
+    np.testing.assert_array_equal(dataset.train_classes, np.zeros(6))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"partition": "dirichlet", "alpha": 0.5}, "partition 'dirichlet' reads classes"),
+        ({"skew": "label_noise:rate=0.1"}, "skew 'label_noise' reads classes"),
+        ({"skew": "long_tail:ratio=5"}, "skew 'long_tail' reads classes"),
+        ({"metrics": "macro_f1"}, "metric 'macro_f1' reads classes"),
+        ({"algorithm": "fedlc"}, "fedlc reads classes"),
+        ({"model": "cnn"}, "network 'cnn' does not accept features"),
+        ({"skew": "noise:std=0.1"}, "skew 'noise' does not accept features"),
+        ({"metrics": "feature_distance"}, "does not accept features"),
+    ],
+)
+def test_settings_that_do_not_suit_the_data(settings, message):
+    dataset = make_dataset("regression", np.arange(6))
+    settings = {"model": "mlp", "partition": "iid", "num_clients": 2, "rounds": 1} | settings
+    with pytest.raises(ConfigError, match=message) as error:
+        simulate(RunSpec(**settings), dataset=dataset)
+    assert "\n" not in str(error.value)
+
+
+def test_task_of_a_user():
+    @dataclass(frozen=True)
+    class MedianRegression(Regression):
+        name: ClassVar[str] = "median_regression"
+        description: ClassVar[str] = "absolute error"
+
+        def compute_losses(self, outputs, labels):
+            return jnp.abs(outputs - labels).mean(-1)
+
+    register_task(MedianRegression)
+    try:
+        rng = np.random.default_rng(0)
+        inputs = rng.normal(size=(40, 2)).astype(np.float32)
+        dataset = make_dataset("median_regression", inputs.sum(1), inputs)
+        spec = RunSpec(
+            model="mlp", partition="iid", num_clients=2, rounds=1, local_epochs=1, seed=1
+        )
+        result = simulate(spec, dataset=dataset)
+        outputs = result.model().logits(inputs)
+        expected = np.abs(outputs - dataset.test_labels).mean()
+        np.testing.assert_allclose(result.metrics["test_loss"][-1], expected, rtol=1e-5)
+    finally:
+        TASKS.reset()
