@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from fedjax_het.runtime.trained_model import load_model as load_model
     from fedjax_het.skews import register_skew as register_skew
     from fedjax_het.systems import register_system as register_system
+    from fedjax_het.tasks import register_task as register_task
     from fedjax_het.utils.errors import ConfigError as ConfigError
 
 # Imported when first used, so that `import fedjax_het` stays fast.
@@ -77,6 +78,7 @@ _NAMES_BY_MODULE = {
     "runtime.trained_model": ("evaluate", "load_model"),
     "skews": ("register_skew",),
     "systems": ("register_system",),
+    "tasks": ("register_task",),
     "utils.errors": ("ConfigError",),
 }
 _MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}

@@ -5,6 +5,7 @@ import re
 from method_pages import make_table
 
 MARKER = re.compile(r"<!-- entries: (.+?) -->")
+INPUTS_MARKER = "<!-- methods by input -->"
 
 
 def insert_registry_tables(markdown: str) -> str:
@@ -16,7 +17,22 @@ def insert_registry_tables(markdown: str) -> str:
     Returns:
       The text with tables.
     """
+    if INPUTS_MARKER in markdown:
+        markdown = markdown.replace(INPUTS_MARKER, make_inputs_table())
     return MARKER.sub(lambda marker: make_registry_table(marker[1]), markdown)
+
+
+def make_inputs_table() -> str:
+    """Return the table of the kinds of inputs and tasks that each method accepts."""
+    from fedjax_het.algorithms import METHODS
+    from fedjax_het.utils.input_kinds import INPUT_KINDS
+
+    rows = []
+    for method in METHODS.values():
+        marks = ["yes" if kind in method.input_kinds else "no" for kind in INPUT_KINDS]
+        tasks = "no: reads classes" if method.needs_classes else "yes"
+        rows.append((f"[`{method.name}`](../algorithms/{method.name}.md)", *marks, tasks))
+    return make_table(("method", *INPUT_KINDS, "tasks without classes"), rows)
 
 
 def make_registry_table(title: str) -> str:

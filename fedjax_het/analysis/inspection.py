@@ -20,6 +20,7 @@ from fedjax_het.metrics.registry import METRICS
 from fedjax_het.nn import NETWORKS
 from fedjax_het.skews import PARTITION_SKEWS, SKEWS
 from fedjax_het.systems import SYSTEMS
+from fedjax_het.tasks import TASKS
 from fedjax_het.utils.config import (
     HyperParameter,
     config_to_dict,
@@ -139,6 +140,11 @@ def _describe_parameters(parameters: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {name}  ({'required' if default is REQUIRED else f'default {default!r}'})"
 
 
+def _describe_network(network: Any) -> Iterator[str]:
+    yield f"inputs: {', '.join(network.input_kinds)}"
+    yield from _describe_parameters(network.options)
+
+
 def _describe_number(name: str, hyperparameter: HyperParameter, default: str = "") -> str:
     return f"  {name}{default}: a number {hyperparameter.bounds}".rstrip()
 
@@ -215,6 +221,8 @@ def _describe_method(method: Any) -> Iterator[str]:
     if method.paper:
         yield f"paper: {method.paper}"
     yield f"default protocol: {describe_protocol(method.protocol)}"
+    yield f"inputs: {', '.join(method.input_kinds)}"
+    yield f"tasks: {'classification' if method.needs_classes else 'all'}"
     if method.has_base:
         bases = get_possible_bases(method)
         yield f"base methods (option base; default {bases[0]}): {', '.join(bases)}"
@@ -343,10 +351,11 @@ REGISTRIES: dict[str, tuple[Mapping[str, Any], Callable[[Any], Iterable[str]]]] 
     "methods": (METHODS, _describe_method),
     "data sets": (DATASETS, lambda dataset: ()),
     "data sources": (SOURCES, lambda source: _describe_parameters(source.options)),
+    "tasks": (TASKS, lambda kind: ()),
     "partitions": (PARTITIONS, lambda scheme: _describe_parameters(scheme.parameters)),
     "skews": (ChainMap(SKEWS, _make_partition_skews()), _describe_skew),
     "systems": (SYSTEMS, functools.partial(_describe_kind, "system")),
-    "networks": (NETWORKS, lambda network: _describe_parameters(network.options)),
+    "networks": (NETWORKS, _describe_network),
     "server's examples": (SERVER_SOURCES, lambda source: _describe_parameters(source.options)),
     "compressors": (COMPRESSORS, functools.partial(_describe_kind, "compression")),
     "metrics": (METRICS, lambda metric: ()),

@@ -38,7 +38,7 @@ def read_speakers(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray],
         for split, rows in (("train", sequences[:num_train]), ("test", sequences[num_train:])):
             inputs[split].append(rows)
             users[split] += [speaker.title()] * len(rows)
-    arrays = {}
+    arrays: dict[str, np.ndarray] = {}
     for split, parts_of_split in inputs.items():
         rows = np.concatenate(parts_of_split)
         arrays |= {f"{split}_images": rows[:, :-1], f"{split}_labels": rows[:, 1:]}

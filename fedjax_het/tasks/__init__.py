@@ -12,7 +12,13 @@ from fedjax_het.utils.registry import Registry
 TASKS: Registry[type[TaskKind]] = Registry(
     "task", (Classification, MultiLabel, Regression, NextToken)
 )
-"""Kinds of tasks by name, including kinds that users registered."""
+"""Kinds of tasks by name, including kinds that users registered.
+
+Example:
+  >>> from fedjax_het.tasks import TASKS
+  >>> list(TASKS)[:4]
+  ['classification', 'multi_label', 'regression', 'next_token']
+"""
 
 
 @validate_arguments

@@ -48,6 +48,7 @@ from fedjax_het.runtime.synthetic_dataset import SyntheticDataset
 from fedjax_het.runtime.trained_model import InputSpec, TrainedModel
 from fedjax_het.skews import Noise
 from fedjax_het.systems import Speed
+from fedjax_het.tasks import Regression
 from fedjax_het.utils.config import VALIDATED_FUNCTIONS, parameter_types, validate_arguments
 
 # --- unexpected values
@@ -211,6 +212,7 @@ def make_good_calls(folder) -> dict[str, dict]:
         "register_partition": {"name": "mine", "split": lambda rng, labels: []},
         "register_skew": {"kind": Noise},
         "register_system": {"kind": Speed},
+        "register_task": {"kind": Regression},
         "measure_split": run,
         "plot_client_measures": {"measures": SplitMeasures(SPLIT.summarize(**labels), SPLIT.sizes)},
         "plot_metric_vs_measure": {"results": ROWS, "measure": "final_accuracy"},
