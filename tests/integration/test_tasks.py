@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 from support.markers import slow_case
-from support.small_runs import KilledError, assert_results_equal, make_killing_callback
+from support.small_runs import (
+    FAST_OPTIONS,
+    KilledError,
+    assert_results_equal,
+    make_killing_callback,
+)
 
 from fedjax_het import (
     ConfigError,
@@ -17,6 +22,7 @@ from fedjax_het import (
     simulate,
     sweep,
 )
+from fedjax_het.algorithms import METHODS
 from fedjax_het.tasks import TASKS
 
 SETTINGS = {"partition": "iid", "num_clients": 3, "rounds": 3, "local_epochs": 1}
@@ -166,3 +172,32 @@ def test_condensation_of_features(method):
     options["augment_strategy"] = "flip"
     with pytest.raises(ConfigError, match="expected 'none', as inputs of shape"):
         simulate(RunSpec(method, dataset="breast_cancer", options=options, **settings))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_table_of_inputs_is_right(method):
+    """A method runs a round on the inputs and tasks that its entry names, and refuses the others."""
+    entry = METHODS[method]
+    for task, (dataset, network) in CASES.items():
+        settings = {"num_clients": 3, "rounds": 1, "partition": "iid", **network}
+        options = {**FAST_OPTIONS.get(method, {})}
+        if "augment_strategy" in entry.option_names:
+            options["augment_strategy"] = "none"
+        if entry.requires_server_examples:
+            settings |= {"server_options": {"size": 6}, "pretrain_epochs": 1}
+        if method not in ("feddm", "fedaf"):
+            settings |= {"local_epochs": 1, "learning_rate": 0.1, "local_optimizer": "sgd"}
+        spec = RunSpec(method, options=options, batch_size=8, **settings)
+        is_accepted = dataset.input_kind in entry.input_kinds
+        is_accepted &= TASKS[task].has_classes or not entry.needs_classes
+        if is_accepted and not reads_features_of_tokens(method, task):
+            assert np.isfinite(simulate(spec, dataset=dataset).metrics["update_norm"]).all()
+        else:
+            with pytest.raises(ConfigError):
+                simulate(spec, dataset=dataset)
+
+
+def reads_features_of_tokens(method, task):
+    """Networks with logits per token have no `embed`."""
+    return task == "next_token" and method in ("moon", "feddecorr", "fedrod", "ccvr")
