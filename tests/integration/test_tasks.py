@@ -177,7 +177,7 @@ def test_condensation_of_features(method):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_table_of_inputs_is_right(method):
-    """A method runs a round on the inputs and tasks that its entry names, and refuses the others."""
+    """A method runs on the inputs and tasks that its entry names, and refuses the others."""
     entry = METHODS[method]
     for task, (dataset, network) in CASES.items():
         settings = {"num_clients": 3, "rounds": 1, "partition": "iid", **network}
