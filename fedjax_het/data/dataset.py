@@ -190,14 +190,15 @@ class Dataset:
     @property
     def train_classes(self) -> np.ndarray:
         """Class of each training example, int32 `[N]`; 0 for a task without classes."""
-        return self._get_classes(self.train_labels)
+        return self.get_classes(self.train_labels)
 
     @property
     def test_classes(self) -> np.ndarray:
         """Class of each test example, int32 `[N_test]`; 0 for a task without classes."""
-        return self._get_classes(self.test_labels)
+        return self.get_classes(self.test_labels)
 
-    def _get_classes(self, labels: np.ndarray) -> np.ndarray:
+    def get_classes(self, labels: np.ndarray) -> np.ndarray:
+        """Return the class of each label `[N, ...]`, int32 `[N]`; 0 for a task without classes."""
         return labels if TASKS[self.task].has_classes else np.zeros(len(labels), np.int32)
 
     @property

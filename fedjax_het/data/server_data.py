@@ -134,7 +134,7 @@ class ServerData:
         Returns:
           The statistics; `str` of them is one line.
         """
-        labels = self.get_examples(dataset, pool)[1]
+        labels = dataset.get_classes(self.get_examples(dataset, pool)[1])
         class_counts = np.bincount(labels, minlength=dataset.num_classes)
         client_counts = partition.label_counts(dataset.train_classes, dataset.num_classes)
         source = SERVER_SOURCES.require(self.source)

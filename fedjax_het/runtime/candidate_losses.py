@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from fedjax_het.config.run_spec import ResolvedRunSpec
 from fedjax_het.core.client_loop import ClientExamples
@@ -116,7 +115,7 @@ def _build_program(task: Task) -> VerifiedJit:
             images = task.normalize(examples.take_by_owner(positions))
             logits, _ = task.model.apply(variables, images, train=False)
             labels = examples.take_labels(positions, jnp.int32(0))  # the labels of training
-            values = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+            values = task.kind.compute_losses(logits, labels)
             return set_row(losses, values.astype(jnp.float32), m)
 
         losses = jnp.zeros(batches.shape, jnp.float32)
