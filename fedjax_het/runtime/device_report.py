@@ -57,7 +57,7 @@ _ROUNDING_SWITCHES = {
 _FLAG_WITHOUT_EFFECT = re.compile("device_count|cache_dir|dump|command_buffer|log_level")
 _PLUGIN = re.compile(r"jax-(cuda|rocm)\d+-plugin|libtpu")
 # Label of `Planner`: network, options, shape of the images, number of classes, precision.
-_NETWORK_LABEL = re.compile(r"(\S+) (\(.*\)) \((\d+, \d+, \d+)\) (\d+) (.+)")
+_NETWORK_LABEL = re.compile(r"(\S+) (\(.*\)) \(([^()]+)\) (\d+) (.+)")
 _GOOGLE_PCI_VENDOR = "0x1ae0"  # of a TPU among PCI devices
 _TPU_VARIABLES = ("TPU_ACCELERATOR_TYPE", "TPU_WORKER_ID", "COLAB_TPU_ADDR")
 # Modules that a notebook may have imported before another version of them was installed.
@@ -251,8 +251,10 @@ def _describe_workload(workload: str) -> str:
     if match := _NETWORK_LABEL.fullmatch(label):
         name, options, shape, num_classes, precision = match.groups()
         options = "".join(f" {option}={value}" for option, value in ast.literal_eval(options))
-        images = shape.replace(", ", "x")
-        label = f"{name}{options}, images {images}, {num_classes} classes, precision {precision}"
+        *sizes, last = [part.strip("' ") for part in shape.split(",") if part.strip()]
+        sizes, tokens = (sizes, f" of {last}") if "tokens" in last else ([*sizes, last], "")
+        inputs = f"inputs {'x'.join(sizes)}{tokens}"
+        label = f"{name}{options}, {inputs}, {num_classes} outputs, precision {precision}"
     return ", ".join([label, *work])
 
 

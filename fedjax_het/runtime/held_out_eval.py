@@ -141,5 +141,5 @@ def _select_examples(
 ) -> tuple[Examples, Partition]:
     """Return the examples of these clients on the device, and their partition of these examples."""
     selected, indices = np.unique(partition.indices, return_inverse=True)
-    examples = Examples(images[selected], np.asarray(labels[selected], np.int32))
+    examples = Examples(images[selected], labels[selected])
     return jax.device_put(examples), dataclasses.replace(partition, indices=indices)

@@ -79,7 +79,7 @@ def test_devices_command_reports_devices_and_timings(capsys, unused_gpu):
     out = capsys.readouterr().out
     assert f"jax {jax.__version__}" in out and f"{len(jax.devices())} x {kind}" in out
     assert "precision: float32 (set in jax: highest)" in out
-    words = "images 8x8x1, 3 classes, precision highest x64"
+    words = "inputs 8x8x1, 3 outputs, precision highest x64"
     assert f"  convnet norm=batch width=8, {words}, sgd, batch 32\n" in out
     assert "  other, sgd, batch 32\n" in out
     assert "1 native: 12.3, 4 im2col: too large, or failed" in out
