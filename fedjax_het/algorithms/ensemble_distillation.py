@@ -29,6 +29,7 @@ from fedjax_het.core.server_training import (
 )
 from fedjax_het.utils.arrays import AnyArray
 from fedjax_het.utils.config import Config, NonNegativeInt, PositiveInt
+from fedjax_het.utils.input_kinds import count_rows
 
 Tree = Any
 
@@ -120,8 +121,8 @@ def build_distillation(
         targets = parallelism.map_samples(
             lambda images: predict_ensemble(hp, teachers, images, draw_key), images
         )
-        num_steps = epochs * -(-len(images) // batch_size)
-        batches = make_shuffled_batches(order_key, len(images), batch_size)
+        num_steps = epochs * -(-count_rows(images) // batch_size)
+        batches = make_shuffled_batches(order_key, count_rows(images), batch_size)
         optimizer, is_averaged_step = make_optimizer(hp, num_steps)
         # Cross-entropy differs from the divergence by a term that does not depend on the student.
         loss_and_gradient = training.task.loss_and_gradient

@@ -27,6 +27,7 @@ from fedjax_het.utils.config import (
     PositiveInt,
     UnitInterval,
 )
+from fedjax_het.utils.input_kinds import count_rows
 
 Tree = Any
 
@@ -133,7 +134,7 @@ def fedbe(
         def predict(variables):
             return jax.nn.softmax(compute_logits(training.task, variables, images))
 
-        total = sum_over_models(predict, teachers.client_models, len(images), teachers.loops)
+        total = sum_over_models(predict, teachers.client_models, count_rows(images), teachers.loops)
         total += predict(teachers.variables_after)
         if num_samples:
             sample = make_sampler(hp, teachers)

@@ -18,6 +18,7 @@ from fedjax_het.core.distillation import compute_logits, sum_over_models
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.utils.config import Config, NonNegativeFloat, PositiveFloat, PositiveInt
+from fedjax_het.utils.input_kinds import count_rows
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def feddf(
             return compute_logits(training.task, variables, images)
 
         models = teachers.client_models
-        total = sum_over_models(predict, models, len(images), teachers.loops)
+        total = sum_over_models(predict, models, count_rows(images), teachers.loops)
         return jax.nn.softmax(total / jnp.maximum(models.is_present.sum(), 1))
 
     def make_optimizer(hp, num_steps: int):

@@ -24,6 +24,7 @@ from fedjax_het.core.work_items import ClientWork
 from fedjax_het.data import partition_from_clients
 from fedjax_het.nn.precision import configure_compute
 from fedjax_het.utils.arrays import make_key
+from fedjax_het.utils.input_kinds import map_arrays
 
 STEPS_PER_CLIENT = 8  # per client and timing
 NUM_SERVER_STEPS = 2  # a step can take half a second
@@ -182,8 +183,12 @@ def time_server_step(
 
 def _make_examples(task: Task, count: int) -> Examples:
     rng, model = np.random.default_rng(0), task.model
-    high, dtype = (256, np.uint8) if model.num_tokens is None else (model.num_tokens, np.int32)
-    inputs = rng.integers(0, high, (count, *model.input_shape), dtype)
+
+    def make_array(shape: tuple[int, ...], num_tokens: int | None) -> np.ndarray:
+        high, dtype = (256, np.uint8) if num_tokens is None else (num_tokens, np.int32)
+        return rng.integers(0, high, (count, *shape), dtype)
+
+    inputs = map_arrays(make_array, model.input_shape, model.num_tokens)
     high = model.num_classes if task.label_dtype == "int32" else 2
     labels = rng.integers(0, high, (count, *task.label_shape)).astype(task.label_dtype)
     return Examples(inputs, labels)

@@ -50,8 +50,8 @@ class Examples(NamedTuple):
       (5, 28, 28, 1)
     """
 
-    images: AnyArray
-    "`[N, H, W, C]` uint8 or float32."
+    images: Any
+    "Inputs `[N, ...]`, such as images `[N, H, W, C]`, uint8, float32 or int32; or arrays by name."
     labels: AnyArray
     "`[N]` int32."
 
@@ -65,7 +65,7 @@ class Examples(NamedTuple):
         Returns:
           Images as stored, `[B, H, W, C]`.
         """
-        return self.images[positions]
+        return jax.tree.map(lambda array: array[positions], self.images)
 
     def take_by_owner(self, positions: jax.Array) -> jax.Array:
         """Return images of several clients, each as its owner sees it.
@@ -76,7 +76,7 @@ class Examples(NamedTuple):
         Returns:
           Images as stored, `[B, H, W, C]`.
         """
-        return self.images[positions]
+        return jax.tree.map(lambda array: array[positions], self.images)
 
     def take_labels(self, positions: jax.Array, client: jax.Array) -> jax.Array:
         """Return labels as a client sees them.
@@ -94,8 +94,8 @@ class Examples(NamedTuple):
 class SkewedExamples(NamedTuple):
     """Examples that clients see through the run's skews; it replaces `Examples`."""
 
-    images: AnyArray
-    "`[N, H, W, C]` uint8 or float32, as stored."
+    images: Any
+    "Inputs `[N, ...]` as stored, or arrays by name."
     labels: AnyArray
     "`[N]` int32."
     transform: ExampleTransform | None = None
@@ -114,7 +114,7 @@ class SkewedExamples(NamedTuple):
           Images `[B, H, W, C]`: float32 with values in [0, 1] before noise under feature skews,
           otherwise as stored.
         """
-        images = self.images[positions]
+        images = jax.tree.map(lambda array: array[positions], self.images)
         return images if self.transform is None else self.transform.apply(images, positions, client)
 
     def take_by_owner(self, positions: jax.Array) -> jax.Array:
@@ -126,7 +126,7 @@ class SkewedExamples(NamedTuple):
         Returns:
           Images like the result of `take`.
         """
-        images = self.images[positions]
+        images = jax.tree.map(lambda array: array[positions], self.images)
         return (
             images if self.transform is None else self.transform.apply_by_owner(images, positions)
         )

@@ -9,14 +9,15 @@ import jax.numpy as jnp
 from fedjax_het.core.client_rows import ClientModels, get_client_row
 from fedjax_het.core.resumable_loops import TEACHERS, WHOLE_LOOPS, LoopRunner
 from fedjax_het.core.task import Task
-from fedjax_het.utils.arrays import AnyArray, pad_rows
+from fedjax_het.utils.arrays import pad_rows
+from fedjax_het.utils.input_kinds import count_rows, map_arrays
 
 Tree = Any
 
 _FORWARD_BATCH_SIZE = 128  # images of a forward pass
 
 
-def compute_logits(task: Task, variables: Tree, images: AnyArray) -> jax.Array:
+def compute_logits(task: Task, variables: Tree, images: Any) -> jax.Array:
     """Compute logits in evaluation mode.
 
     Cost: one pass, with the activations of 128 images in memory.
@@ -41,14 +42,17 @@ def compute_logits(task: Task, variables: Tree, images: AnyArray) -> jax.Array:
     """
     # Whole batches: mapped image by image (`lax.map` with a batch size), networks with max pooling
     # took up to twice the time on CPU.
-    num_images = len(images)
+    num_images = count_rows(images)
     batch_size = min(_FORWARD_BATCH_SIZE, num_images)
-    padded = pad_rows(images, -num_images % batch_size)
+
+    def split(array):
+        padded = pad_rows(array, -num_images % batch_size)
+        return padded.reshape(-1, batch_size, *array.shape[1:])
 
     def logits(batch):
         return task.model.apply(variables, task.normalize(batch), train=False)[0]
 
-    batch_logits = jax.lax.map(logits, padded.reshape(-1, batch_size, *images.shape[1:]))
+    batch_logits = jax.lax.map(logits, map_arrays(split, images))
     return batch_logits.reshape(-1, batch_logits.shape[-1])[:num_images]
 
 

@@ -16,6 +16,7 @@ from fedjax_het.core.task import Task
 from fedjax_het.data import Partition
 from fedjax_het.metrics.registry import Metric, finish_metric, sum_metrics
 from fedjax_het.utils.arrays import AnyArray, take_row
+from fedjax_het.utils.input_kinds import count_rows, map_arrays
 
 Tree = Any
 
@@ -30,7 +31,7 @@ DEFAULT_MEMORY_BYTES = 2**35  # of a device that does not report its memory
 class EvaluationSet(NamedTuple):
     """Labeled examples in batches, in the blocks of the plan."""
 
-    images: AnyArray
+    images: Any
     "Inputs `[D, M, B, ...]`, or `[D, M, B]` int32: positions in examples."
     labels: AnyArray
     "`[D, M, B, ...]`."
@@ -79,7 +80,7 @@ class ClientEvaluation(NamedTuple):
     "`[]` bool: whether all outputs are finite."
 
 
-def compute_test_batches(plan: ExecutionPlan, images: np.ndarray) -> tuple[int, int]:
+def compute_test_batches(plan: ExecutionPlan, images: Any) -> tuple[int, int]:
     """Compute the batches of a test set.
 
     They depend on the kind of device and on its memory. On an accelerator, sums of losses equal a
@@ -87,26 +88,28 @@ def compute_test_batches(plan: ExecutionPlan, images: np.ndarray) -> tuple[int, 
 
     Args:
       plan: the devices.
-      images: `[N, H, W, C]`.
+      images: inputs `[N, ...]`, or arrays by name.
 
     Returns:
       Size of a batch, and number of batches of each block.
     """
-    images_per_block = -(-len(images) // plan.blocks)
+    num_images = count_rows(images)
+    images_per_block = -(-num_images // plan.blocks)
     batch_size = CPU_BATCH_SIZE
     if plan.platform != "cpu":
         memory_bytes = memory_limit_bytes(plan.devices) or DEFAULT_MEMORY_BYTES
-        num_pixels = np.prod(images.shape[1:-1])  # 1 for features
+        arrays = images.values() if isinstance(images, Mapping) else (images,)
+        num_pixels = sum(np.prod(array.shape[1:-1]) for array in arrays)  # 1 for features
         bytes_per_image = plan.num_parallel * BYTES_PER_PIXEL * num_pixels
         fitting = int(MEMORY_FRACTION * memory_bytes / bytes_per_image)
         batch_size = max(CPU_BATCH_SIZE, min(MAX_BATCH_SIZE, fitting))
         batch_size = -(-images_per_block // -(-images_per_block // batch_size))  # all equal
     batch_size = min(batch_size, images_per_block)
-    return batch_size, -(-len(images) // (plan.blocks * batch_size))
+    return batch_size, -(-num_images // (plan.blocks * batch_size))
 
 
 def place_evaluation_set(
-    plan: ExecutionPlan, images: np.ndarray, labels: np.ndarray, domains: np.ndarray | None = None
+    plan: ExecutionPlan, images: Any, labels: np.ndarray, domains: np.ndarray | None = None
 ) -> EvaluationSet:
     """Place a test set on the plan's devices: a block on each, or all blocks on all.
 
@@ -151,7 +154,7 @@ def make_validation_set(
 
 def _make_set(
     shape: tuple[int, ...],
-    images: np.ndarray,
+    images: Any,
     labels: np.ndarray,
     domains: np.ndarray | None = None,
 ) -> EvaluationSet:
@@ -162,7 +165,7 @@ def _make_set(
         return np.concatenate([array, rest]).reshape(*shape, *array.shape[1:])
 
     return EvaluationSet(
-        split(images),
+        map_arrays(split, images),
         split(labels),
         split(np.ones(len(labels), bool)),
         None if domains is None else split(domains).astype(np.int32),
@@ -207,7 +210,7 @@ def evaluate(
 
         def add_batch(i, sums):
             batch_labels, is_real = take_row(labels, i), take_row(real, i)
-            batch_images = take_row(images, i)
+            batch_images = jax.tree.map(lambda array: take_row(array, i), images)
             if examples is not None:
                 batch_images = examples.take_by_owner(batch_images)
             inputs = task.normalize(batch_images)

@@ -156,7 +156,7 @@ def compute_gradient_moments(
     def add(step, totals):
         mean, mean_squared_norm = totals
         index, mask = batches.take_batch(order, step)
-        batch = Batch(examples.images[index], examples.labels[index], mask, step)
+        batch = Batch(examples.take(index, jnp.int32(0)), examples.labels[index], mask, step)
         _, gradient, _ = compute_on_batch(variables, batch, None)
         fraction = mask.sum() / num_examples
         mean = jax.tree.map(lambda total, g: total + fraction * g, mean, gradient)

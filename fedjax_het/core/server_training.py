@@ -222,7 +222,10 @@ def train_on_examples(
 
         def run_step(step, train_state):
             index, mask = batches.take_batch(order, step - first)
-            batch = Batch(examples.images[index], examples.labels[index], mask, step)
+            batch = Batch(
+                jax.tree.map(lambda array: array[index], examples.images),
+                *(examples.labels[index], mask, step),
+            )
             return training.step(train_state, batch)
 
         return jax.lax.fori_loop(begin, end, run_step, train_state)

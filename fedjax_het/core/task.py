@@ -11,6 +11,7 @@ from fedjax_het.core.client_algorithm import Batch
 from fedjax_het.nn import Model, micro_batched_value_and_grad
 from fedjax_het.tasks import Classification, TaskKind
 from fedjax_het.tasks.classification import compute_cross_entropies
+from fedjax_het.utils.input_kinds import count_rows, map_arrays
 
 
 def per_sample_cross_entropy(network: Callable, images: jax.Array, labels: jax.Array):
@@ -28,6 +29,15 @@ def per_sample_cross_entropy(network: Callable, images: jax.Array, labels: jax.A
     return compute_cross_entropies(logits, labels), state
 
 
+def _normalize(inputs: jax.Array, mean: tuple[float, ...], std: tuple[float, ...]) -> jax.Array:
+    if inputs.dtype == jnp.int32:
+        return inputs
+    max_value = 255.0 if inputs.dtype == jnp.uint8 else 1.0
+    scale = (1 / (max_value * np.asarray(std))).astype(np.float32)
+    shift = (-np.asarray(mean) / np.asarray(std)).astype(np.float32)
+    return inputs.astype(jnp.float32) * scale + shift
+
+
 class Task(NamedTuple):
     """A task that a network learns; static, closed over by compiled programs.
 
@@ -42,9 +52,9 @@ class Task(NamedTuple):
 
     model: Model
     "The network."
-    mean: tuple[float, ...]
-    "Mean of each channel or feature, of images scaled to [0, 1]; () for tokens."
-    std: tuple[float, ...]
+    mean: Any
+    "Mean of each channel or feature, of images scaled to [0, 1]; () for tokens; or by name."
+    std: Any
     "Standard deviation of each channel or feature, in the unit of `mean`."
     kind: TaskKind = Classification()
     "The meaning of labels and outputs, with the loss and the score of an example."
@@ -53,18 +63,13 @@ class Task(NamedTuple):
     label_dtype: str = "int32"
     "Type of the labels."
 
-    def normalize(self, images: jax.Array) -> jax.Array:
+    def normalize(self, images: Any) -> Any:
         """Return float32 network inputs (x - mean) / std of stored inputs, and tokens unchanged.
 
         Images of type uint8 are divided by 255. One multiply and one add per value fuse with the
-        gather of the images.
+        gather of the images. Inputs of several arrays are a dictionary.
         """
-        if images.dtype == jnp.int32:
-            return images
-        max_value = 255.0 if images.dtype == jnp.uint8 else 1.0
-        scale = (1 / (max_value * np.asarray(self.std))).astype(np.float32)
-        shift = (-np.asarray(self.mean) / np.asarray(self.std)).astype(np.float32)
-        return images.astype(jnp.float32) * scale + shift
+        return map_arrays(_normalize, images, self.mean, self.std)
 
     def quantize(self, images: jax.Array, bits: int) -> jax.Array:
         """Round network inputs to 2**bits levels of the pixel range [0, 1], and clip them to it.
@@ -129,7 +134,7 @@ class Task(NamedTuple):
             images, labels, mask, extra = samples
 
             def network(images, sample_mask=mask):
-                sample_mask = sample_mask if len(sample_mask) == len(images) else None
+                sample_mask = sample_mask if len(sample_mask) == count_rows(images) else None
                 arguments = self.model.make_batch_arguments(sample_mask, batch_axis)
                 arguments |= {"train": train, "key": key}
                 network_variables = {**variables, "params": params}

@@ -1,7 +1,7 @@
 """Data sets in memory, and the checks of the arrays from which users build them."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from fedjax_het.data.validation import (
+    InputValidator,
     NumTokens,
-    has_16_bit_pixels,
-    move_channels_last,
-    require_same_format,
     resolve_num_classes,
     validate_domains,
-    validate_inputs,
     validate_users,
     warn_about_empty_classes,
 )
@@ -23,7 +20,13 @@ from fedjax_het.tasks import TASKS, Classification, TaskKind
 from fedjax_het.utils.array_validation import require_below
 from fedjax_het.utils.config import Bounds, validate, validate_arguments
 from fedjax_het.utils.errors import require
-from fedjax_het.utils.input_kinds import InputKind, get_input_kind
+from fedjax_het.utils.input_kinds import (
+    FrozenMapping,
+    InputKind,
+    InputShape,
+    get_input_kind,
+    map_arrays,
+)
 from fedjax_het.utils.io import digest_arrays
 from fedjax_het.utils.text import make_html_table
 
@@ -120,9 +123,10 @@ class Dataset:
     is_validated: bool = field(default=False, init=False, repr=False)
 
     @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of the input of one example, such as (H, W, C) of an image."""
-        return tuple(self.train_images.shape[1:])
+    def input_shape(self) -> InputShape:
+        """Shape of the input of one example, such as (H, W, C) of an image; or shapes by name."""
+        shapes = map_arrays(lambda array: tuple(array.shape[1:]), self.train_images)
+        return FrozenMapping(shapes) if isinstance(shapes, dict) else shapes
 
     @property
     def input_kind(self) -> InputKind:
@@ -152,12 +156,18 @@ class Dataset:
         if self.task != "classification":
             constants["task"] = self.task
         names += [n for n in ("train_users", "test_users") if getattr(self, n) is not None]
-        return digest_arrays({name: getattr(self, name) for name in names}, constants)
+        arrays: dict[str, np.ndarray] = {}
+        for name in names:
+            value = getattr(self, name)
+            parts = value if isinstance(value, Mapping) else {"": value}
+            arrays |= {f"{name}.{part}" if part else name: a for part, a in parts.items()}
+        constants = {n: dict(v) if isinstance(v, Mapping) else v for n, v in constants.items()}
+        return digest_arrays(arrays, constants)
 
     def __repr__(self) -> str:
         domains = f", {len(self.domain_names)} domains" if self.domain_names else ""
         users = "" if self.train_users is None else f", {self.num_users:,} users"
-        tokens = "" if self.num_tokens is None else f" of {self.num_tokens:,} tokens"
+        tokens = f" of {self.num_tokens:,} tokens" if isinstance(self.num_tokens, int) else ""
         return (
             f"Dataset({self.name!r}: {len(self.train_labels):,} train and {len(self.test_labels):,}"
             f" test {self._noun} {self.input_shape}{tokens}, {self._describe_labels()}{domains}"
@@ -242,8 +252,8 @@ def dataset_from_arrays(
     *,
     name: str = "user",
     num_classes: int | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
+    mean: Sequence[float] | Mapping[str, Sequence[float]] | None = None,
+    std: Sequence[float] | Mapping[str, Sequence[float]] | None = None,
     class_names: str | Sequence[str] = (),
     note: str = "",
     train_domains: ArrayLike | None = None,
@@ -256,7 +266,7 @@ def dataset_from_arrays(
     test_users: ArrayLike | None = None,
     source: str = "",
     order: str = "",
-    num_tokens: NumTokens | None = None,
+    num_tokens: NumTokens | Mapping[str, int | None] | None = None,
     task: str = "classification",
 ) -> Dataset:
     """Build a `Dataset` from the user's own arrays and check them.
@@ -268,7 +278,7 @@ def dataset_from_arrays(
         finite floats in [0, 1] and standardized floats are stored as float32; uint16 images with a
         pixel above 255 have 16 bits and become float32 in [0, 1], where 65535 is 1. Features
         `[N, F]` or series `[N, T, F]`: finite floats. Tokens `[N, T]`: integers in
-        [0, num_tokens).
+        [0, num_tokens). Several arrays of these kinds: a dictionary of them by name.
       train_labels: training labels: classes, integers `[N]` in [0, num_classes); or the labels of
         `task`.
       test_images: test inputs `[N_test, ...]`, in the format of `train_images`.
@@ -296,7 +306,8 @@ def dataset_from_arrays(
         then has the test examples of its user. A user may have no test example.
       source: format and place from which the arrays were read; results record it.
       order: order of the examples, such as "files"; results record it.
-      num_tokens: number of different tokens. Set it for inputs of tokens only.
+      num_tokens: number of different tokens. Set it for inputs of tokens only. For inputs of
+        several arrays, a dictionary with the numbers of the arrays of tokens by name.
       task: kind of the task, one of `fedjax_het.tasks.TASKS`. "multi_label": labels are zeros and
         ones `[N, L]`. "regression": labels are finite numbers `[N]` or `[N, D]`. "next_token":
         labels are integers `[N, T]`, the token after each token, or -1 where there is none.
@@ -316,19 +327,17 @@ def dataset_from_arrays(
       >>> dataset.num_classes, dataset.mean, dataset.std
       (2, (0.2,), (1.0,))
     """
-    train_images = move_channels_last("train_images", train_images, channels)
-    test_images = move_channels_last("test_images", test_images, channels)
-    server_images = move_channels_last("server_images", server_images, channels)
-    is_16_bit = has_16_bit_pixels((train_images, test_images, server_images))
-    kind: dict[str, Any] = {"num_tokens": num_tokens, "is_16_bit": is_16_bit}
-    train_images = validate_inputs("train_images", train_images, **kind)
-    test_images = validate_inputs("test_images", test_images, **kind)
-    require_same_format("test_images", test_images, train_images)
+    inputs: dict[str, Any] = {"train_images": train_images, "test_images": test_images}
+    inputs["server_images"] = server_images
+    validator = InputValidator.from_user(inputs, num_tokens, channels)
+    tokens, is_16_bit = validator.num_tokens, validator.is_16_bit
+    train_inputs = validator.validate("train_images", train_images)
+    test_inputs = validator.validate("test_images", test_images, train_inputs)
     task_kind = TASKS.require(task)
     train_labels = task_kind.validate_labels(
-        "train_labels", train_labels, "train_images", train_images
+        "train_labels", train_labels, "train_images", train_inputs
     )
-    test_labels = task_kind.validate_labels("test_labels", test_labels, "test_images", test_images)
+    test_labels = task_kind.validate_labels("test_labels", test_labels, "test_images", test_inputs)
     if task_kind.has_classes:
         labels = {"train_labels": train_labels, "test_labels": test_labels}
         num_classes = resolve_num_classes(num_classes, labels)
@@ -337,38 +346,30 @@ def dataset_from_arrays(
         expected = f"no value: labels of task {task} are no classes"
         require(num_classes in (None, 1), "num_classes", num_classes, expected)
         num_classes = 1
-        _require_equal_outputs(task_kind, train_labels, test_labels, num_tokens)
+        _require_equal_outputs(task_kind, train_labels, test_labels, tokens)
     class_names = tuple(class_names)  # each letter of a text is a class name
     expected = f"{num_classes} names, one for each class, or none"
     require(len(class_names) in (0, num_classes), "class_names", class_names[:10], expected)
 
-    if mean is None or std is None:
-        train_mean, train_std = compute_channel_statistics(train_images)
-        mean = train_mean if mean is None else mean
-        std = train_std if std is None else std
-    mean = validate("mean", mean, tuple[_Mean, ...])
-    std = validate("std", std, tuple[_Deviation, ...])
-    for argument, constants in (("mean", mean), ("std", std)):
-        num_channels = train_images.shape[-1] if num_tokens is None else 0
-        noun = "channel" if train_images.ndim == 4 else "feature"
-        expected = f"{num_channels} finite numbers, one for each {noun}"
-        require(len(constants) == num_channels, argument, constants, expected)
-
+    mean, std = _validate_constants(train_inputs, mean, std)
     domains = {"train_domains": train_domains, "test_domains": test_domains}
-    domain_fields = validate_domains(domains, domain_names, (train_images, test_images))
+    domain_fields = validate_domains(domains, domain_names, (train_inputs, test_inputs))
     server_examples = validate_server_examples(
-        server_images, server_labels, train_images, num_classes, task_kind=task_kind, **kind
+        *(server_images, server_labels, train_inputs, num_classes),
+        validator=validator,
+        task_kind=task_kind,
     )
     user_fields = validate_users(
-        {"train_users": train_users, "test_users": test_users}, (train_images, test_images)
+        {"train_users": train_users, "test_users": test_users}, (train_inputs, test_inputs)
     )
-    arrays = (train_images, train_labels, test_images, test_labels)
-    for array in (*arrays, *domain_fields[:2], *server_examples, *user_fields):
-        if array is not None:
-            array.setflags(write=False)
+    arrays = (train_inputs, train_labels, test_inputs, test_labels)
+    for value in (*arrays, *domain_fields[:2], *server_examples, *user_fields):
+        for array in value.values() if isinstance(value, Mapping) else (value,):
+            if array is not None:
+                array.setflags(write=False)
     constants = (num_classes, mean, std, class_names, note)
     groups = (*domain_fields, *server_examples, is_16_bit, *user_fields)
-    facts = (source, order, num_tokens, task)
+    facts = (source, order, tokens, task)
     fields: list[Any] = [name, *arrays, *constants, *groups, *facts]
     dataset = Dataset(*fields)
     object.__setattr__(dataset, "is_validated", True)
@@ -416,8 +417,7 @@ def validate_server_examples(
     train_images: np.ndarray,
     num_classes: int,
     *,
-    num_tokens: int | None = None,
-    is_16_bit: bool = False,
+    validator: "InputValidator",
     task_kind: type[TaskKind] = Classification,
 ) -> tuple[Any, Any]:
     """Check the inputs and labels from which the server learns.
@@ -427,8 +427,7 @@ def validate_server_examples(
       server_labels: labels, in the form of the training labels, or None.
       train_images: training inputs `[N, ...]`, already checked.
       num_classes: number of classes.
-      num_tokens: number of different tokens; None for inputs of floats.
-      is_16_bit: whether uint16 pixels range over 0..65535, see `has_16_bit_pixels`.
+      validator: checks inputs of the kind of the training inputs.
       task_kind: kind of the task.
 
     Returns:
@@ -441,14 +440,48 @@ def validate_server_examples(
         return None, None
     for argument, values in (("server_images", server_images), ("server_labels", server_labels)):
         require(values is not None, argument, values, "an array, since the other of the two is set")
-    kind: dict[str, Any] = {"num_tokens": num_tokens, "is_16_bit": is_16_bit}
-    server_images = validate_inputs("server_images", server_images, **kind)
-    require_same_format("server_images", server_images, train_images)
+    server_images = validator.validate("server_images", server_images, train_images)
     arguments = ("server_labels", server_labels, "server_images", server_images)
     server_labels = task_kind.validate_labels(*arguments)
     if task_kind.has_classes:
         require_below("server_labels", server_labels, num_classes)
     return server_images, server_labels
+
+
+def _validate_constants(train_images: Any, mean: Any, std: Any) -> tuple[Any, Any]:
+    """Return the checked constants of normalization; by default the training inputs' statistics."""
+
+    def validate_array(
+        images: np.ndarray, mean: Any, std: Any, suffix: str = ""
+    ) -> tuple[Any, Any]:
+        statistics = compute_channel_statistics(images) if mean is None or std is None else ((), ())
+        mean = validate(f"mean{suffix}", statistics[0] if mean is None else mean, tuple[_Mean, ...])
+        std = validate(
+            f"std{suffix}", statistics[1] if std is None else std, tuple[_Deviation, ...]
+        )
+        for argument, constants in ((f"mean{suffix}", mean), (f"std{suffix}", std)):
+            num_channels = 0 if images.dtype == np.int32 else images.shape[-1]
+            noun = "channel" if images.ndim == 4 else "feature"
+            expected = f"{num_channels} finite numbers, one for each {noun}"
+            require(len(constants) == num_channels, argument, constants, expected)
+        return mean, std
+
+    if not isinstance(train_images, Mapping):
+        return validate_array(train_images, mean, std)
+    given = []
+    for argument, value in (("mean", mean), ("std", std)):
+        is_valid = value is None or (
+            isinstance(value, Mapping) and value.keys() <= train_images.keys()
+        )
+        expected = f"constants by name: {', '.join(train_images)}"
+        require(is_valid, argument, value, expected)
+        given.append(value or {})
+    pairs = {
+        name: validate_array(array, given[0].get(name), given[1].get(name), f"[{name!r}]")
+        for name, array in train_images.items()
+    }
+    means, deviations = (FrozenMapping({n: pair[i] for n, pair in pairs.items()}) for i in (0, 1))
+    return means, deviations
 
 
 def compute_channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -18,10 +18,11 @@ from fedjax_het.data.dataset import Dataset, validate_server_examples
 from fedjax_het.data.partition import Partition
 from fedjax_het.data.sampling import DataStream, make_data_rng
 from fedjax_het.data.server_sources import SERVER_SOURCES, LabeledImages
-from fedjax_het.data.validation import Seed, require_positions
+from fedjax_het.data.validation import InputValidator, Seed, require_positions
 from fedjax_het.tasks import TASKS
 from fedjax_het.utils.config import NonNegativeInt, validate, validate_arguments
 from fedjax_het.utils.errors import make_value_error, require
+from fedjax_het.utils.input_kinds import map_arrays
 from fedjax_het.utils.registry import call_with_supported
 
 _log = logging.getLogger("fedjax_het")
@@ -119,7 +120,8 @@ class ServerData:
         """
         if pool is not None:
             return pool
-        return dataset.train_images[self.indices], dataset.train_labels[self.indices]
+        images = map_arrays(lambda array: array[self.indices], dataset.train_images)
+        return images, dataset.train_labels[self.indices]
 
     def summarize(
         self, dataset: Dataset, partition: Partition, pool: LabeledImages | None
@@ -249,7 +251,7 @@ def make_server_pool(
         raise make_value_error(description, pool, "(images, labels)")
     images, labels = validate_server_examples(
         *(*pool, dataset.train_images, dataset.num_classes),
-        num_tokens=dataset.num_tokens,
+        validator=InputValidator(dataset.num_tokens),
         task_kind=TASKS[dataset.task],
     )
     for array in (images, labels):

@@ -1,8 +1,8 @@
 """Checks of a user's images, labels and names; each error is one line that names the argument."""
 
 import logging
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from fedjax_het.utils.array_validation import (
 )
 from fedjax_het.utils.config import Bounds, validate
 from fedjax_het.utils.errors import ConfigError, make_value_error, require
+from fedjax_het.utils.input_kinds import FrozenMapping, count_rows
 
 # Standardized images have far smaller values; images in 0..255 as floats have larger ones.
 MAX_FLOAT_PIXEL = 20.0
@@ -147,6 +148,74 @@ def validate_images(argument: str, images: Any, *, is_16_bit: bool = False) -> n
     expected = "floats in [0, 1] or standardized floats (pass images in 0..255 as uint8)"
     require(is_valid, f"range of {argument}", (lowest, highest), expected)
     return np.ascontiguousarray(images, dtype=np.float32).view()
+
+
+class InputValidator(NamedTuple):
+    """The checks of the inputs of all splits of a data set.
+
+    Attributes:
+      num_tokens: number of different tokens; None for other inputs; for inputs of several arrays,
+        numbers or None by name.
+      is_16_bit: whether uint16 pixels range over 0..65535, see `has_16_bit_pixels`.
+      channels: "first", "last" or None, see `move_channels_last`.
+    """
+
+    num_tokens: Any
+    is_16_bit: bool = False
+    channels: str | None = None
+
+    @classmethod
+    def from_user(
+        cls, inputs: Mapping[str, Any], num_tokens: Any, channels: str | None
+    ) -> "InputValidator":
+        """Return the checks of the user's inputs of all splits by argument name."""
+        train = inputs["train_images"]
+        if isinstance(train, Mapping):
+            given = {} if num_tokens is None else num_tokens
+            is_valid = isinstance(given, Mapping) and given.keys() <= train.keys()
+            expected = f"numbers by name, of the names {', '.join(map(str, train))}"
+            require(is_valid, "num_tokens", num_tokens, expected)
+            is_valid = all(isinstance(name, str) and name.isidentifier() for name in train)
+            expected = "names of letters, digits and underscores, at least one"
+            require(is_valid and len(train) > 0, "train_images", [*train], expected)
+            return cls(FrozenMapping({name: given.get(name) for name in train}), False, channels)
+        require(not isinstance(num_tokens, Mapping), "num_tokens", num_tokens, "one number")
+        moved = [move_channels_last(n, images, channels) for n, images in inputs.items()]
+        return cls(num_tokens, has_16_bit_pixels(moved), channels)
+
+    def validate(self, argument: str, inputs: Any, train_inputs: Any = None) -> Any:
+        """Check the inputs of a split, see `validate_inputs`.
+
+        Args:
+          argument: name of the argument, for messages.
+          inputs: the inputs of the user.
+          train_inputs: checked training inputs, whose format the inputs must have; None for any.
+
+        Returns:
+          The array, or arrays by name.
+        """
+        if not isinstance(self.num_tokens, Mapping):
+            return self._validate_array(argument, inputs, self.num_tokens, train_inputs)
+        names = [*self.num_tokens]
+        is_valid = isinstance(inputs, Mapping) and sorted(inputs) == names
+        require(is_valid, argument, type(inputs).__name__, f"arrays by name: {', '.join(names)}")
+        arrays = {}
+        for name in names:
+            train_array = None if train_inputs is None else train_inputs[name]
+            arguments = (f"{argument}[{name!r}]", inputs[name], self.num_tokens[name])
+            arrays[name] = self._validate_array(*arguments, train_array)
+        lengths = {len(array) for array in arrays.values()}
+        require(len(lengths) == 1, f"lengths of {argument}", sorted(lengths), "one length")
+        return arrays
+
+    def _validate_array(
+        self, argument: str, inputs: Any, num_tokens: int | None, train_array: Any
+    ) -> np.ndarray:
+        inputs = move_channels_last(argument, inputs, self.channels)
+        array = validate_inputs(argument, inputs, num_tokens=num_tokens, is_16_bit=self.is_16_bit)
+        if train_array is not None:
+            require_same_format(argument, array, train_array)
+        return array
 
 
 def validate_inputs(
@@ -314,8 +383,10 @@ def validate_users(
     for (argument, values), split_images in zip(users.items(), images, strict=True):
         array = None if values is None else _to_user_ids(argument, values)
         if array is not None:
-            expected = f"{len(split_images)}, one user for each image"
-            require(len(array) == len(split_images), f"len({argument})", len(array), expected)
+            expected = f"{count_rows(split_images)}, one user for each example"
+            require(
+                len(array) == count_rows(split_images), f"len({argument})", len(array), expected
+            )
         arrays.append(array)
     train_users, test_users = arrays
     if test_users is not None:

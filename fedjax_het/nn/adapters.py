@@ -22,7 +22,6 @@ from fedjax_het.nn.layers import BatchNorm, InstanceNorm, Linear
 from fedjax_het.nn.model import (
     Head,
     Model,
-    Shape,
     Variables,
     count_cached_samples,
     make_inputs,
@@ -30,6 +29,7 @@ from fedjax_het.nn.model import (
 from fedjax_het.nn.output_dependence import is_computed_from
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.errors import ConfigError
+from fedjax_het.utils.input_kinds import InputShape, NumTokens
 from fedjax_het.utils.registry import get_keyword_parameters
 
 TRAINING_FLAGS = ("train", "training", "deterministic")  # accepted names of the training flag
@@ -170,9 +170,9 @@ class _ModuleInfo(NamedTuple):
 
 def make_flax_model(
     module: nn.Module,
-    input_shape: Shape,
+    input_shape: InputShape,
     *,
-    num_tokens: int | None = None,
+    num_tokens: NumTokens = None,
     micro_batch: int | None = None,
     cached_samples: int | None = None,
     can_shard_batch: bool = False,
@@ -350,7 +350,7 @@ def _expand_mask(sample_mask: jax.Array, x: jax.Array) -> jax.Array | None:
     return (sample_mask > 0).reshape(-1, *(1,) * (x.ndim - 1))
 
 
-def _inspect_module(module: nn.Module, inputs: jax.Array) -> _ModuleInfo:
+def _inspect_module(module: nn.Module, inputs: Any) -> _ModuleInfo:
     """Return the properties of a module, from the shapes of `init` on a batch of inputs."""
     calls = _CallRecorder(AUTO, skips_dropout=False)
     norm_paths: set[tuple[str, ...]] = set()
@@ -477,9 +477,9 @@ _KEY_NAMES = ("key", "rng")  # accepted names of the key of `apply`
 def make_pair_model(
     init: Callable,
     apply: Callable,
-    input_shape: Shape,
+    input_shape: InputShape,
     num_classes: int,
-    num_tokens: int | None = None,
+    num_tokens: NumTokens = None,
     *,
     is_per_token: bool = False,
 ) -> Model:
@@ -565,7 +565,7 @@ def make_pair_model(
     )
 
 
-def _list_init_arguments(init: Callable, key: jax.Array, inputs: jax.Array) -> tuple[Any, ...]:
+def _list_init_arguments(init: Callable, key: jax.Array, inputs: Any) -> tuple[Any, ...]:
     """Return the positional arguments that `init` accepts: the key, or key and inputs."""
     positional = [
         parameter

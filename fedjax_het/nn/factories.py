@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.nn.adapters import make_flag_arguments, make_pair_model
-from fedjax_het.nn.model import Model, Shape
+from fedjax_het.nn.model import Model
 from fedjax_het.utils.arrays import is_prng_key, make_key
 from fedjax_het.utils.errors import ConfigError
+from fedjax_het.utils.input_kinds import InputShape, NumTokens, count_rows
 from fedjax_het.utils.registry import get_keyword_parameters
 
 _STATS = "stats"  # collection of the variables that are not trained
@@ -20,9 +21,9 @@ _STATS = "stats"  # collection of the variables that are not trained
 
 def make_nnx_model(
     make: Callable[[Any], Any],
-    input_shape: Shape,
+    input_shape: InputShape,
     num_classes: int,
-    num_tokens: int | None = None,
+    num_tokens: NumTokens = None,
     *,
     per_token: bool = False,
 ) -> Model:
@@ -110,9 +111,9 @@ def make_nnx_model(
 
 def make_single_example_model(
     make: Callable[[jax.Array], Any],
-    input_shape: Shape,
+    input_shape: InputShape,
     num_classes: int,
-    num_tokens: int | None = None,
+    num_tokens: NumTokens = None,
     *,
     per_token: bool = False,
 ) -> Model:
@@ -168,7 +169,7 @@ def make_single_example_model(
         module = structure.unflatten(values[name] for name, _ in constants)
         if not takes_key:
             return _require_one_output(jax.vmap(module)(x), module)
-        keys = None if key is None else jax.random.split(key, len(x))
+        keys = None if key is None else jax.random.split(key, count_rows(x))
         in_axes = (0, None if keys is None else 0)
         outputs = jax.vmap(lambda image, key: module(image, key=key), in_axes)(x, keys)
         return _require_one_output(outputs, module)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from fedjax_het.nn.batch_axis import BatchAxis, make_axis_argument
 from fedjax_het.utils.arrays import AnyArray, make_key
 from fedjax_het.utils.errors import ConfigError, display_name
+from fedjax_het.utils.input_kinds import InputShape, NumTokens, map_arrays
 
 # {"params": tree, "state": tree}; "state" is {} without running statistics.
 Variables = dict[str, Any]
@@ -99,13 +100,14 @@ class Model(NamedTuple):
     """A network as pure functions.
 
     Inputs `x` are `[B, *input_shape]`: normalized images `[B, H, W, C]`, features `[B, F]` or
-    series `[B, T, F]` of float32, or int32 tokens `[B, T]`. `key` is for networks that draw random
-    numbers, such as dropout masks in training: one key for the whole batch. Without a key nothing
-    is dropped.
+    series `[B, T, F]` of float32, or int32 tokens `[B, T]`; or a dictionary of them. `key` is for
+    networks that draw random numbers, such as dropout masks in training: one key for the whole
+    batch. Without a key nothing is dropped.
 
     Attributes:
       name: name of the network in messages and results.
-      input_shape: shape of the input of one example, such as (H, W, C) of an image.
+      input_shape: shape of the input of one example, such as (H, W, C) of an image; or shapes by
+        name.
       num_classes: number of logits, or of other outputs, C.
       init: `init(key) -> Variables`.
       apply: `apply(variables, x, *, train, key=None) -> (logits [B, num_classes], new_state)`.
@@ -145,7 +147,7 @@ class Model(NamedTuple):
     """
 
     name: str
-    input_shape: Shape
+    input_shape: InputShape
     num_classes: int
     init: Callable[[jax.Array], Variables]
     apply: Callable[..., tuple[jax.Array, Any]]
@@ -157,15 +159,17 @@ class Model(NamedTuple):
     can_shard_batch: bool = False
     takes_conv_impl: bool = False
     takes_sample_mask: bool = False
-    num_tokens: int | None = None
+    num_tokens: NumTokens = None
     is_per_token: bool = False
 
     @property
     def output_shape(self) -> Shape:
         """Shape of the outputs of one example: (C,), or (T, C) with outputs per token."""
-        return (*(self.input_shape[:1] if self.is_per_token else ()), self.num_classes)
+        if self.is_per_token and isinstance(self.input_shape, tuple):
+            return (*self.input_shape[:1], self.num_classes)
+        return (self.num_classes,)
 
-    def make_inputs(self, count: int) -> jax.Array:
+    def make_inputs(self, count: int) -> Any:
         """Return zeros in the format of the inputs of `count` examples, to trace the network."""
         return make_inputs(self.input_shape, self.num_tokens, count)
 
@@ -234,24 +238,28 @@ def require_parts(model: Model, *parts: str, alternative: str = "") -> None:
         )
 
 
-def make_inputs(input_shape: Shape, num_tokens: int | None, count: int) -> jax.Array:
+def make_inputs(input_shape: InputShape, num_tokens: NumTokens, count: int) -> Any:
     """Return zeros in the format of a network's inputs, to trace the network.
 
     Args:
-      input_shape: shape of the input of one example.
-      num_tokens: number of different tokens; None for inputs of floats.
+      input_shape: shape of the input of one example, or shapes by name.
+      num_tokens: number of different tokens; None for inputs of floats; or by name.
       count: number of examples, B.
 
     Returns:
-      Zeros `[B, *input_shape]`: int32 for tokens, otherwise floats.
+      Zeros `[B, *input_shape]`: int32 for tokens, otherwise floats; or a dictionary of them.
 
     Example:
       >>> from fedjax_het.nn.model import make_inputs
       >>> make_inputs((5,), 30, 2).dtype.name
       'int32'
     """
-    dtype = jnp.result_type(float) if num_tokens is None else jnp.int32
-    return jnp.zeros((count, *input_shape), dtype)
+
+    def make_array(shape: Shape, num_tokens: int | None) -> jax.Array:
+        dtype = jnp.result_type(float) if num_tokens is None else jnp.int32
+        return jnp.zeros((count, *shape), dtype)
+
+    return map_arrays(make_array, input_shape, num_tokens)
 
 
 def count_features(model: Model) -> int:

@@ -16,12 +16,20 @@ import numpy as np
 from fedjax_het.nn.adapters import make_flax_model, make_pair_model
 from fedjax_het.nn.factories import make_nnx_model, make_single_example_model
 from fedjax_het.nn.flops import iter_equations
-from fedjax_het.nn.model import USER_NETWORK, Model, Shape
+from fedjax_het.nn.model import USER_NETWORK, Model
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.config import Bounds, validate_arguments
 from fedjax_het.utils.env import require_devices
 from fedjax_het.utils.errors import ConfigError, describe_error, format_value, require
-from fedjax_het.utils.input_kinds import INPUT_KINDS, InputKind, require_input_kind
+from fedjax_het.utils.input_kinds import (
+    INPUT_KINDS,
+    FrozenMapping,
+    InputKind,
+    InputShape,
+    get_input_kind,
+    map_arrays,
+    require_input_kind,
+)
 from fedjax_het.utils.registry import (
     call_with_supported,
     format_entry,
@@ -31,8 +39,9 @@ from fedjax_het.utils.registry import (
 )
 
 Size = Annotated[int, Bounds(1, 2**16)]  # of an axis of inputs, or number of classes
-InputShape = tuple[Size, ...]
+Shapes = tuple[Size, ...] | FrozenMapping
 NumTokens = Annotated[int, Bounds(1, 2**31 - 1)]
+TokenNumbers = NumTokens | FrozenMapping | None
 # Arguments that are no options: the package passes all except those that flax adds to modules.
 _INFERRED_ARGUMENTS = (
     *("input_shape", "num_classes", "num_tokens", "per_token"),
@@ -104,10 +113,10 @@ class NetworkSpec(NamedTuple):
 @validate_arguments
 def to_model(
     network: Any,
-    input_shape: InputShape,
+    input_shape: Shapes,
     num_classes: Size,
     name: str = USER_NETWORK,
-    num_tokens: NumTokens | None = None,
+    num_tokens: TokenNumbers = None,
     per_token: bool = False,
     **options: Any,
 ) -> Model:
@@ -153,7 +162,8 @@ def to_model(
         function += ".__call__"
     has_input_shape = model.input_shape == input_shape
     require(has_input_shape, owner, model.input_shape, f"one of {input_shape} inputs")
-    output_shape = (*(input_shape[:1] if per_token else ()), num_classes)
+    positions = input_shape[:1] if per_token and isinstance(input_shape, tuple) else ()
+    output_shape = (*positions, num_classes)
     _check_model(model, owner, function, output_shape)
     return model
 
@@ -163,7 +173,7 @@ def build_model(
     input_shape: InputShape,
     num_classes: int,
     options: dict[str, Any],
-    num_tokens: int | None = None,
+    num_tokens: Any = None,
     *,
     per_token: bool = False,
 ) -> Model:
@@ -238,9 +248,9 @@ def _require_no_weights(owner: str, network: Any) -> None:
 def _wrap_model(
     definition: Any,
     owner: str,
-    shape: Shape,
+    shape: InputShape,
     num_classes: int,
-    num_tokens: int | None,
+    num_tokens: Any,
     *,
     per_token: bool,
 ) -> Model:
@@ -317,12 +327,14 @@ def _check_model(model: Model, owner: str, function: str, output_shape: tuple[in
         `[B, F]`; or if the state changes its structure, a shape or a dtype.
     """
     inputs = model.make_inputs(_BATCH_SIZE)
-    kind = "images" if len(model.input_shape) == 3 else "inputs"
+    is_image = get_input_kind(model.input_shape, model.num_tokens) == "image"
+    kind = "images" if is_image else "inputs"
+    shape: Any = map_arrays(lambda array: array.shape, inputs)
     key = make_key(0)
     with _reraise_as_config_error(owner, f"init of {function}"):
         variables = jax.eval_shape(model.init, key)
     for train in (False, True):
-        step = f"{function} of {kind} {inputs.shape} with train={train}"
+        step = f"{function} of {kind} {shape} with train={train}"
         call_arguments: dict[str, Any] = {"train": train}
         if train:  # only training draws dropout masks and fills up batches
             sample_mask = np.ones(_BATCH_SIZE, np.float32)
@@ -402,7 +414,7 @@ def compute_network_digest(model: Model) -> str:
         def sum_logits(params, inputs):
             return call({**variables, "params": params}, inputs)[0].sum()
 
-        arguments = (0, 1) if model.num_tokens is None else 0
+        arguments = (0, 1) if isinstance(inputs, jax.Array) and model.num_tokens is None else 0
         programs.append(
             jax.make_jaxpr(jax.grad(sum_logits, arguments))(variables["params"], inputs)
         )

@@ -37,10 +37,10 @@ def is_computed_from(function: Callable, images: Any) -> bool:
     """
     closed = jax.make_jaxpr(function)(images)
     graph = _Graph()
-    (image,) = [graph.add_source() for _ in closed.jaxpr.invars]
-    first, second = graph.add_program(closed.jaxpr, [image])
+    inputs = [graph.add_source() for _ in closed.jaxpr.invars]
+    first, second = graph.add_program(closed.jaxpr, inputs)
     reached = set(graph.list_ancestors(second, barrier=first))
-    return first in reached and (first == image or image not in reached)
+    return first in reached and (first in inputs or reached.isdisjoint(inputs))
 
 
 class _Graph:

@@ -59,6 +59,7 @@ from fedjax_het.runtime.signature import (
 )
 from fedjax_het.runtime.trained_model import ModelFile, load_initial_model
 from fedjax_het.utils.arrays import stack_on_host
+from fedjax_het.utils.input_kinds import map_arrays
 
 log = logging.getLogger("fedjax_het")
 
@@ -304,13 +305,13 @@ def _place_shared_inputs(group: RunGroup) -> RunGroup:
     batch_size, num_batches = compute_test_batches(plan, test_images)
     num_eval_batches = num_batches if has_global_model else 1
 
-    def place_examples(images: np.ndarray, labels: np.ndarray) -> Examples:
+    def place_examples(images: Any, labels: np.ndarray) -> Examples:
         return plan.put(Examples(images, np.asarray(labels)))
 
     def place_training_examples() -> Examples:
         images, labels = dataset.train_images, dataset.train_labels
         if run.pool is not None and program.algorithm.trains_on_server_data:
-            images = np.concatenate([images, run.pool[0]])
+            images = map_arrays(lambda *parts: np.concatenate(parts), images, run.pool[0])
             labels = np.concatenate([labels, run.pool[1]])
         return place_examples(images, labels)
 
@@ -325,7 +326,7 @@ def _place_shared_inputs(group: RunGroup) -> RunGroup:
     for name in {"examples", "test_examples"} & placed.keys():
         builders[name] = partial(plan.put, placed[name])
     test_set, shape = placed.get("test_set"), (plan.blocks, num_batches, batch_size)
-    if test_set is not None and test_set.images.shape[:3] == shape:
+    if test_set is not None and test_set.is_real.shape == shape:
         builders["test_set"] = partial(plan.put, test_set, PER_BLOCK)
     return replace(group, shared_inputs=program.build_inputs(builders))
 

@@ -49,6 +49,7 @@ from fedjax_het.runtime.split_measures import (
 )
 from fedjax_het.utils.arrays import fetch_to_host
 from fedjax_het.utils.errors import ConfigError
+from fedjax_het.utils.input_kinds import map_arrays
 from fedjax_het.utils.signals import defer_signals
 
 MAX_ROUNDS_PER_CHUNK = 16  # rounds per call of the compiled program, at most
@@ -441,7 +442,9 @@ def build_run_inputs(group_state: GroupState) -> dict[str, Any]:
     def build_validation_set() -> Any:
         dataset, fraction = slots[0].dataset, slots[0].spec.validation or 0
         expected_size = math.ceil(fraction * len(dataset.train_labels))
-        batch_size, _ = compute_test_batches(plan, dataset.train_images[:expected_size])
+        batch_size, _ = compute_test_batches(
+            plan, map_arrays(lambda array: array[:expected_size], dataset.train_images)
+        )
         max_size = max(len(run.validation.indices) for run in group.prepared_runs if run.validation)
         layout = {
             "num_batches": -(-max_size // (plan.blocks * batch_size)),

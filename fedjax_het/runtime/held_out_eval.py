@@ -31,6 +31,7 @@ from fedjax_het.data import Dataset, Partition
 from fedjax_het.runtime.compiled_programs import build_algorithm
 from fedjax_het.runtime.data_assignment import HeldOutClients
 from fedjax_het.runtime.signature import Signature
+from fedjax_het.utils.input_kinds import map_arrays
 
 MAX_LANES = 8
 """Number of clients that fine-tune in parallel."""
@@ -137,9 +138,9 @@ def clear_programs() -> None:
 
 
 def _select_examples(
-    images: np.ndarray, labels: np.ndarray, partition: Partition
+    images: Any, labels: np.ndarray, partition: Partition
 ) -> tuple[Examples, Partition]:
     """Return the examples of these clients on the device, and their partition of these examples."""
     selected, indices = np.unique(partition.indices, return_inverse=True)
-    examples = Examples(images[selected], labels[selected])
+    examples = Examples(map_arrays(lambda array: array[selected], images), labels[selected])
     return jax.device_put(examples), dataclasses.replace(partition, indices=indices)

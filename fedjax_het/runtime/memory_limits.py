@@ -192,7 +192,7 @@ def list_device_items(
         option = max(ratios, key=lambda name: ratios[name])
         name, value = display_name(f"options {option}"), spec.options[option]
     batch = _compute_batch_bytes(model, variables, spec.batch_size, available_bytes)
-    images = int(copies * dataset.train_images.nbytes)
+    images = int(copies * sum(array.nbytes for array in jax.tree.leaves(dataset.train_images)))
     return [
         MemoryItem("dataset", dataset.name, "its training images", images),
         MemoryItem(name, value, "the network's parameters", num_bytes(variables)),
@@ -226,11 +226,11 @@ def _compute_batch_bytes(
     if model.micro_batch is not None and batch_size > model.micro_batch:
         micro_batch_size = choose_micro_batch_size(batch_size, model.micro_batch)
         num_samples = min(batch_size, micro_batch_size, model.micro_batch)
-    input_bytes = _FLOAT_BYTES * num_samples * math.prod(model.input_shape)
+    inputs = jax.eval_shape(lambda: model.make_inputs(num_samples))
+    input_bytes = _FLOAT_BYTES * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(inputs))
     if available_bytes is None or _MIN_ACTIVATION_FACTOR * input_bytes <= available_bytes:
         return 4 * batch_size
     forward = partial(model.apply, train=True, key=make_key(0))
-    inputs = jax.eval_shape(lambda: model.make_inputs(num_samples))
     jaxpr = jax.make_jaxpr(forward)(variables, inputs)
     return 4 * batch_size + lower_bound_bytes(jaxpr)
 

@@ -35,6 +35,7 @@ from fedjax_het.skews import SKEW_SETTING, FeatureSkew, LabelSkew
 from fedjax_het.systems import SYSTEM_SETTING, AdaptiveSelection
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.errors import require
+from fedjax_het.utils.input_kinds import InputShape, NumTokens
 
 log = logging.getLogger("fedjax_het")
 
@@ -162,7 +163,7 @@ def build_signature(
     base_model = _make_network(
         spec.model,
         ById(network if is_user_network else NETWORKS[spec.model].make),
-        tuple(dataset.input_shape),
+        dataset.input_shape,
         dataset.num_outputs,
         dataset.num_tokens,
         dataset.task_kind.is_per_token,
@@ -196,7 +197,7 @@ def build_signature(
     )
     training = LocalTraining(
         Task(
-            *(model, tuple(dataset.mean), tuple(dataset.std), dataset.task_kind),
+            *(model, dataset.mean, dataset.std, dataset.task_kind),
             *(dataset.label_shape, dataset.label_dtype),
         ),
         name,
@@ -240,9 +241,9 @@ def _describe_outputs(model: Model, dataset: Dataset) -> dict[str, Any]:
 def _make_network(
     name: str,
     source: ById,
-    input_shape: tuple,
+    input_shape: InputShape,
     num_classes: int,
-    num_tokens: int | None,
+    num_tokens: NumTokens,
     per_token: bool,
     options: tuple,
 ) -> Model:

@@ -5,7 +5,7 @@ import hashlib
 import json
 import operator
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -20,7 +20,13 @@ from fedjax_het.config.resolve import USER_PROVIDED
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.core.task import Task
 from fedjax_het.data import Dataset
-from fedjax_het.data.validation import MAX_UINT16, UINT16_TYPES, validate_images, validate_inputs
+from fedjax_het.data.validation import (
+    MAX_UINT16,
+    UINT16_TYPES,
+    InputValidator,
+    validate_images,
+    validate_inputs,
+)
 from fedjax_het.metrics.registry import (
     calibration_error,
     class_fractions,
@@ -41,6 +47,13 @@ from fedjax_het.utils.errors import (
     display_names,
     make_value_error,
     require,
+)
+from fedjax_het.utils.input_kinds import (
+    FrozenMapping,
+    InputShape,
+    NumTokens,
+    count_rows,
+    map_arrays,
 )
 from fedjax_het.utils.io import DamagedFileError, write_atomically
 from fedjax_het.utils.text import to_one_line
@@ -71,13 +84,13 @@ class InputSpec(NamedTuple):
 
     dataset: str
     """Name of the data set."""
-    input_shape: tuple[int, ...]
-    """Shape of the input of one example, such as (H, W, C) of an image."""
+    input_shape: InputShape
+    """Shape of the input of one example, such as (H, W, C) of an image; or shapes by name."""
     num_classes: int
     """Number of classes."""
-    mean: tuple[float, ...]
+    mean: Any
     """Mean of each channel or feature, which is subtracted; of images in [0, 1]."""
-    std: tuple[float, ...]
+    std: Any
     """Standard deviation of each channel or feature, by which inputs are divided."""
     class_names: tuple[str, ...]
     """Names of the classes, if they have names."""
@@ -91,7 +104,7 @@ class InputSpec(NamedTuple):
     """Number by which inputs of that type are divided: 255, 65535 or 1; None if it is unknown."""
     layout: str = "NHWC"
     """Order of the axes of images."""
-    num_tokens: int | None = None
+    num_tokens: NumTokens = None
     """Number of different tokens; None for inputs of floats."""
     task: str = "classification"
     """Kind of the task."""
@@ -114,20 +127,29 @@ class InputSpec(NamedTuple):
         names += ("class_names", "domain_names")
         names += ("num_tokens", "task", "num_outputs", "label_shape", "label_dtype")
         values = {name: getattr(dataset, name) for name in names}
-        dtype = str(dataset.train_images.dtype)
-        if dataset.is_16_bit and dtype == "float32":
-            dtype = "uint16"
-        values |= {"dtype": dtype, "scale": INPUT_SCALES[dtype]}
+        if dataset.input_kind != "mixed":
+            dtype = str(dataset.train_images.dtype)
+            if dataset.is_16_bit and dtype == "float32":
+                dtype = "uint16"
+            values |= {"dtype": dtype, "scale": INPUT_SCALES[dtype]}
         return cls.from_record({"dataset": dataset.name, **values})
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> "InputSpec":
         """Return the properties that the record of a file contains; lists become tuples."""
-        values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list | tuple) else value
-            for name, value in record.items()
-        }
+
+        def freeze(value: Any) -> Any:
+            if isinstance(value, Mapping):
+                return FrozenMapping({name: freeze(part) for name, part in value.items()})
+            return tuple(value) if isinstance(value, list | tuple) else value
+
+        values = {name: freeze(value) for name, value in record.items()}
         return cls(**{"num_outputs": values["num_classes"], **values})
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the properties for the record of a file."""
+        values = self._asdict().items()
+        return {n: dict(value) if isinstance(value, Mapping) else value for n, value in values}
 
 
 class TaskEvaluation(NamedTuple):
@@ -225,26 +247,32 @@ class TrainedModel:
         require_devices()
         images = self._validate_images(images)
         batches = []
-        for start in range(0, len(images), BATCH_SIZE):
-            batch = images[start : start + BATCH_SIZE]
-            num_padding = min(BATCH_SIZE, len(images)) - len(batch)
-            padded = np.concatenate([batch, np.zeros((num_padding, *batch.shape[1:]), batch.dtype)])
-            batches.append(np.asarray(self._forward(self.variables, padded))[: len(batch)])
+        num_images = count_rows(images)
+
+        def take(start: int, array: np.ndarray) -> np.ndarray:
+            batch = array[start : start + BATCH_SIZE]
+            num_padding = min(BATCH_SIZE, num_images) - len(batch)
+            return np.concatenate([batch, np.zeros((num_padding, *batch.shape[1:]), batch.dtype)])
+
+        for start in range(0, num_images, BATCH_SIZE):
+            batch = map_arrays(functools.partial(take, start), images)
+            num_real = min(BATCH_SIZE, num_images - start)
+            batches.append(np.asarray(self._forward(self.variables, batch))[:num_real])
         return np.concatenate(batches)
 
     def predict(self, images: np.ndarray) -> np.ndarray:
-        """Return the class of the largest logit of each image.
+        """Return the class of the largest logit of each example, or the predictions of the task.
 
         Args:
-          images: `[N, H, W, C]`.
+          images: inputs, such as images `[N, H, W, C]`.
 
         Returns:
-          Classes, int64 `[N]`.
+          Classes, int64 `[N]`; for other tasks see `TaskKind.predict`.
 
         Raises:
           ConfigError: for images of another shape, type or scale.
         """
-        return self.logits(images).argmax(1)
+        return self.task.kind.predict(self.logits(images))
 
     def evaluate(self, images: np.ndarray, labels: np.ndarray) -> Evaluation | TaskEvaluation:
         """Evaluate the model on labeled examples.
@@ -302,7 +330,7 @@ class TrainedModel:
         variables = serialization.msgpack_serialize(jax.tree.map(fetch_to_host, self.variables))
         record = {
             "spec": self.spec.to_dict(),
-            "inputs": self.input_spec._asdict(),
+            "inputs": self.input_spec.to_record(),
             "client": self.client,
             "network_digest": self.network_digest,
         }
@@ -322,12 +350,21 @@ class TrainedModel:
         task = self.task
 
         def forward(variables, images):
-            return task.model.apply(variables, task.normalize(jnp.asarray(images)), train=False)[0]
+            images = jax.tree.map(jnp.asarray, images)
+            return task.model.apply(variables, task.normalize(images), train=False)[0]
 
         return jax.jit(forward)
 
-    def _validate_images(self, images: np.ndarray) -> np.ndarray:
-        images, spec = np.asarray(images), self.input_spec
+    def _validate_images(self, images: Any) -> Any:
+        spec = self.input_spec
+        if isinstance(spec.input_shape, FrozenMapping):
+            arrays = InputValidator(spec.num_tokens).validate("images", images)
+            for name, array in arrays.items():
+                shape, expected = array.shape[1:], f"[N, *{spec.input_shape[name]}]"
+                is_valid = shape == spec.input_shape[name]
+                require(is_valid, f"shape of images[{name!r}]", array.shape, expected)
+            return arrays
+        images = np.asarray(images)
         is_valid = images.shape[1:] == spec.input_shape and len(images) > 0
         expected = f"[N, {', '.join(map(str, spec.input_shape))}]"
         expected += f", in the layout {spec.layout}" if len(spec.input_shape) == 3 else ""
@@ -359,7 +396,8 @@ class TrainedModel:
         dataset = self.input_spec.dataset
         if self.spec.dataset not in (USER_PROVIDED, dataset):
             dataset = f"{self.spec.dataset} (own {dataset!r})"
-        noun = "images" if len(self.input_spec.input_shape) == 3 else "inputs"
+        is_image = self.input_spec.dtype != "int32" and len(self.input_spec.input_shape) == 3
+        noun = "images" if is_image else "inputs"
         return (
             f"TrainedModel({self.spec.model} for {self.input_spec.input_shape} {noun} of "
             f"{self.input_spec.num_classes} classes, {owner} of {self.spec.algorithm} on "

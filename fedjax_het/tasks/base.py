@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,7 @@ class TaskKind(ABC):
     @staticmethod
     @abstractmethod
     def validate_labels(
-        argument: str, labels: object, inputs_argument: str, inputs: np.ndarray
+        argument: str, labels: object, inputs_argument: str, inputs: Any
     ) -> np.ndarray:
         """Check labels and convert them to the type that is stored.
 
@@ -49,7 +49,7 @@ class TaskKind(ABC):
           argument: name of the argument of the labels, for messages.
           labels: the user's labels.
           inputs_argument: name of the argument of the inputs, for messages.
-          inputs: the checked inputs of the examples, `[N, ...]`.
+          inputs: the checked inputs of the examples, `[N, ...]`, or arrays by name.
 
         Returns:
           Labels `[N, ...]`, int32 or float32.
@@ -105,6 +105,10 @@ class TaskKind(ABC):
                 f"{owner} reads classes, and labels of task {cls.name!r} are none: expected a data "
                 "set of task 'classification'"
             )
+
+    def predict(self, outputs: np.ndarray) -> np.ndarray:
+        """Return the predictions of outputs `[N, ...]`; by default the outputs themselves."""
+        return outputs
 
     def count_targets(self, labels: jax.Array) -> jax.Array:
         """Return the weight of each example in means over test examples, float32 `[B]`."""

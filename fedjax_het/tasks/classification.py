@@ -88,6 +88,10 @@ class Classification(TaskKind):
         """Return the largest class plus one."""
         return int(labels.max()) + 1
 
+    def predict(self, outputs):
+        """Return the class of the largest logit, int64 `[N]`."""
+        return outputs.argmax(-1)
+
     def compute_losses(self, outputs, labels):
         """Return cross-entropies in nats."""
         return compute_cross_entropies(outputs, labels)

@@ -10,6 +10,7 @@ import optax
 from fedjax_het.tasks.base import TaskKind, hide_nonfinite
 from fedjax_het.utils.array_validation import to_array
 from fedjax_het.utils.errors import require
+from fedjax_het.utils.input_kinds import count_rows
 
 
 @dataclass(frozen=True)
@@ -22,9 +23,9 @@ class MultiLabel(TaskKind):
     @staticmethod
     def validate_labels(argument, labels, inputs_argument, inputs):
         """Check labels `[N, L]` of zeros and ones, see `TaskKind`."""
-        expected = f"zeros and ones [N, L], a row for each of the {len(inputs)} examples"
+        expected = f"zeros and ones [N, L], a row for each of the {count_rows(inputs)} examples"
         labels = to_array(argument, labels, expected)
-        is_valid = labels.ndim == 2 and len(labels) == len(inputs) and labels.shape[1] > 0
+        is_valid = labels.ndim == 2 and len(labels) == count_rows(inputs) and labels.shape[1] > 0
         require(is_valid, f"shape of {argument}", labels.shape, expected)
         is_valid = labels.dtype.kind in "biuf" and bool(np.isin(labels, (0, 1)).all())
         require(is_valid, argument, f"{labels.dtype} values", expected)
@@ -34,6 +35,10 @@ class MultiLabel(TaskKind):
     def count_outputs(labels, num_tokens):
         """Return the number of labels."""
         return labels.shape[1]
+
+    def predict(self, outputs):
+        """Return 1 for labels with a positive output, else 0, int64 `[N, L]`."""
+        return (outputs > 0).astype(np.int64)
 
     def compute_losses(self, outputs, labels):
         """Return the mean binary cross-entropy over the labels of each example, in nats."""

@@ -27,6 +27,8 @@ class NextToken(TaskKind):
     @staticmethod
     def validate_labels(argument, labels, inputs_argument, inputs):
         """Check tokens `[N, T]` or -1, of the shape of the inputs, see `TaskKind`."""
+        is_array = isinstance(inputs, np.ndarray)
+        require(is_array, inputs_argument, "several arrays", f"one array of tokens, for {argument}")
         expected = f"integers {inputs.shape}, the token after each token, -1 where there is none"
         labels = to_array(argument, labels, expected)
         is_valid = labels.shape == inputs.shape and labels.dtype.kind in "iu"
@@ -39,6 +41,10 @@ class NextToken(TaskKind):
     def count_outputs(labels, num_tokens):
         """Return the number of tokens."""
         return num_tokens
+
+    def predict(self, outputs):
+        """Return the token of the largest logit, int64 `[N, T]`."""
+        return outputs.argmax(-1)
 
     def compute_losses(self, outputs, labels):
         """Return the mean cross-entropy over the tokens of each example, in nats."""

@@ -9,6 +9,7 @@ import numpy as np
 from fedjax_het.tasks.base import TaskKind, hide_nonfinite
 from fedjax_het.utils.array_validation import to_array
 from fedjax_het.utils.errors import require
+from fedjax_het.utils.input_kinds import count_rows
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,10 @@ class Regression(TaskKind):
     @staticmethod
     def validate_labels(argument, labels, inputs_argument, inputs):
         """Check finite numbers `[N]` or `[N, D]`, see `TaskKind`."""
-        expected = f"finite numbers [N] or [N, D], for each of the {len(inputs)} examples"
+        expected = f"finite numbers [N] or [N, D], for each of the {count_rows(inputs)} examples"
         labels = to_array(argument, labels, expected)
         labels = labels[:, None] if labels.ndim == 1 else labels
-        is_valid = labels.ndim == 2 and len(labels) == len(inputs) and labels.shape[1] > 0
+        is_valid = labels.ndim == 2 and len(labels) == count_rows(inputs) and labels.shape[1] > 0
         require(is_valid, f"shape of {argument}", labels.shape, expected)
         require(labels.dtype.kind in "biuf", f"dtype of {argument}", str(labels.dtype), expected)
         labels = labels.astype(np.float32)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_het.utils.errors import ConfigError, make_value_error, require
+from fedjax_het.utils.input_kinds import count_rows
 
 # A network has an output for each class: larger numbers are labels with another meaning.
 MAX_CLASSES = 2**16
@@ -78,7 +79,7 @@ def require_below(argument: str, numbers: np.ndarray, limit: int, kind: str = "l
 
 
 def validate_labels(
-    argument: str, labels: Any, images_argument: str, images: np.ndarray, kind: str = "label"
+    argument: str, labels: Any, images_argument: str, images: Any, kind: str = "label"
 ) -> np.ndarray:
     """Check labels: one non-negative integer for each image.
 
@@ -86,7 +87,7 @@ def validate_labels(
       argument: name of the argument, for messages.
       labels: integers `[N]` in [0, 65536).
       images_argument: name of the argument of the images, for messages.
-      images: array `[N, ...]` with an entry for each image.
+      images: array `[N, ...]` with an entry for each image, or arrays by name.
       kind: the noun for one entry, for messages: "label" or "domain".
 
     Returns:
@@ -104,8 +105,9 @@ def validate_labels(
     elif labels.dtype.kind in "SU":
         expected += f", such as np.unique({argument}, return_inverse=True)[1]"
     labels = to_integers(argument, labels, expected)
-    expected = f"len({images_argument}) = {len(images)}"
-    require(len(labels) == len(images), f"len({argument})", len(labels), expected)
+    num_examples = count_rows(images)
+    expected = f"len({images_argument}) = {num_examples}"
+    require(len(labels) == num_examples, f"len({argument})", len(labels), expected)
     require_below(argument, labels, MAX_CLASSES, kind)
     return np.ascontiguousarray(labels, dtype=np.int32).view()
 

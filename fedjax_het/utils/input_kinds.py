@@ -1,31 +1,95 @@
-"""Kinds of inputs of examples: images, features, series and tokens."""
+"""Kinds of inputs of examples: images, features, series, tokens, and several arrays."""
 
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, TypeVar
 
 from fedjax_het.utils.errors import ConfigError, require
 
-InputKind = Literal["image", "features", "series", "tokens"]
+ValueT = TypeVar("ValueT")
+
+
+class FrozenMapping(Mapping[str, ValueT]):
+    """A mapping with a hash, for properties of inputs that consist of several named arrays.
+
+    Example:
+      >>> from fedjax_het.utils.input_kinds import FrozenMapping
+      >>> shapes = FrozenMapping({"numbers": (5,), "category": (2,)})
+      >>> shapes["category"], hash(shapes) == hash(FrozenMapping(dict(shapes)))
+      ((2,), True)
+    """
+
+    def __init__(self, values: Mapping[str, ValueT]):
+        """Copy the values, in the order of their names."""
+        self._values = dict(sorted(values.items()))
+
+    def __getitem__(self, name: str) -> ValueT:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._values.items()))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mapping) and self._values == dict(other)
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+
+InputShape = Any  # users of one array check the kind of the inputs first, and then read a tuple
+"""Shape of the input of one example, a tuple; or a `FrozenMapping` of the shapes of its arrays."""
+NumTokens = Any
+"""Number of different tokens, None for floats; or a `FrozenMapping` of them by name."""
+InputKind = Literal["image", "features", "series", "tokens", "mixed"]
 IMAGE_KINDS: tuple[InputKind, ...] = ("image",)
 SERIES_KINDS: tuple[InputKind, ...] = ("series",)
+MIXED_KINDS: tuple[InputKind, ...] = ("mixed",)
 TOKEN_KINDS: tuple[InputKind, ...] = ("tokens",)
 SEQUENCE_KINDS: tuple[InputKind, ...] = ("series", "tokens")
 FLOAT_KINDS: tuple[InputKind, ...] = ("image", "features", "series")
-INPUT_KINDS: tuple[InputKind, ...] = (*FLOAT_KINDS, "tokens")
+INPUT_KINDS: tuple[InputKind, ...] = (*FLOAT_KINDS, "tokens", "mixed")
 _DESCRIPTIONS = {
     "image": "images [H, W, C]",
     "features": "features [F]",
     "series": "series [T, F]",
     "tokens": "tokens [T]",
+    "mixed": "inputs of several arrays",
 }
 _KINDS_BY_RANK: dict[int, InputKind] = {1: "features", 2: "series", 3: "image"}
 
 
-def get_input_kind(input_shape: tuple[int, ...], num_tokens: int | None) -> InputKind:
+def map_arrays(function: Any, inputs: Any, *others: Any) -> Any:
+    """Call a function of the array of inputs, or of each of several arrays by name.
+
+    Args:
+      function: the function.
+      inputs: an array or its property, or a mapping of them by name.
+      *others: further arguments, mappings if `inputs` is one.
+
+    Returns:
+      The result, or a dictionary of results by name.
+    """
+    if isinstance(inputs, Mapping):
+        return {n: function(inputs[n], *(other[n] for other in others)) for n in sorted(inputs)}
+    return function(inputs, *others)
+
+
+def count_rows(inputs: Any) -> int:
+    """Return the number of examples of inputs, an array or a dictionary of arrays."""
+    return len(inputs if not isinstance(inputs, Mapping) else next(iter(inputs.values())))
+
+
+def get_input_kind(input_shape: InputShape, num_tokens: NumTokens) -> InputKind:
     """Return the kind of the inputs of examples.
 
     Args:
-      input_shape: shape of the input of one example, of 1 to 3 axes.
-      num_tokens: number of different tokens; None for inputs of floats.
+      input_shape: shape of the input of one example, of 1 to 3 axes, or shapes by name.
+      num_tokens: number of different tokens; None for inputs of floats; or by name.
 
     Returns:
       The kind.
@@ -35,13 +99,15 @@ def get_input_kind(input_shape: tuple[int, ...], num_tokens: int | None) -> Inpu
       >>> get_input_kind((8, 8, 1), None), get_input_kind((5,), None), get_input_kind((5,), 30)
       ('image', 'features', 'tokens')
     """
+    if isinstance(input_shape, FrozenMapping):
+        return "mixed"
     return "tokens" if num_tokens is not None else _KINDS_BY_RANK[len(input_shape)]
 
 
 def require_input_kind(
     owner: str,
-    input_shape: tuple[int, ...],
-    num_tokens: int | None,
+    input_shape: InputShape,
+    num_tokens: NumTokens,
     accepted: tuple[InputKind, ...],
 ) -> None:
     """Require that inputs have one of the kinds that a method or a network accepts.
@@ -64,13 +130,15 @@ def require_input_kind(
       ...     print(error)
       network 'cnn' does not accept features of shape (30,): expected images [H, W, C]
     """
-    rank, expected = len(input_shape), "(H, W, C), (F,), (T, F) or (T,), the shape of one input"
-    is_valid = rank == 1 if num_tokens is not None else rank in _KINDS_BY_RANK
-    require(is_valid, "input_shape", tuple(input_shape), expected)
+    if not isinstance(input_shape, FrozenMapping):
+        rank = len(input_shape)
+        is_valid = rank == 1 if num_tokens is not None else rank in _KINDS_BY_RANK
+        expected = "(H, W, C), (F,), (T, F) or (T,), the shape of one input"
+        require(is_valid, "input_shape", tuple(input_shape), expected)
     kind = get_input_kind(input_shape, num_tokens)
     if kind not in accepted:
         noun = _DESCRIPTIONS[kind].partition(" ")[0]
         expected = " or ".join(_DESCRIPTIONS[name] for name in accepted)
         raise ConfigError(
-            f"{owner} does not accept {noun} of shape {tuple(input_shape)}: expected {expected}"
+            f"{owner} does not accept {noun} of shape {input_shape}: expected {expected}"
         )

@@ -1,5 +1,7 @@
 """Runs on features, series and tokens, and of every kind of task."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from support.markers import slow_case
@@ -201,3 +203,78 @@ def test_table_of_inputs_is_right(method):
 def reads_features_of_tokens(method, task):
     """Networks with logits per token have no `embed`."""
     return task == "next_token" and method in ("moon", "feddecorr", "fedrod", "ccvr")
+
+
+NUMBERS, CATEGORIES = RNG.normal(30, 10, (60, 3)), RNG.integers(0, 4, (60, 2))
+MIXED_LABELS = ((NUMBERS[:, 0] > 30) + (CATEGORIES[:, 1] > 1)).astype(int)
+
+
+def take_mixed(rows):
+    return {"numbers": NUMBERS[rows], "category": CATEGORIES[rows]}
+
+
+def make_mixed_dataset(**settings):
+    train, test = slice(40), slice(40, 60)
+    labels = (MIXED_LABELS[train], MIXED_LABELS[test])
+    settings = {"num_tokens": {"category": 4}} | settings
+    return dataset_from_arrays(
+        take_mixed(train), labels[0], take_mixed(test), labels[1], **settings
+    )
+
+
+MIXED_SPEC = RunSpec(
+    model="tabular_mlp", **SETTINGS, network_options={"hidden": [6], "embedding": 3}
+)
+
+
+def test_inputs_of_several_arrays(tmp_path):
+    """The outputs of a trained model in float64, and the same run in lanes and from a file."""
+    dataset = make_mixed_dataset()
+    result = simulate(MIXED_SPEC, dataset=dataset)
+    params = result.model().variables["params"]
+    mean, std = (np.array(getattr(dataset, name)["numbers"]) for name in ("mean", "std"))
+    np.testing.assert_allclose(mean, NUMBERS[:40].mean(0), rtol=1e-5)
+    vectors = params["embedding_category"]["embedding"][dataset.test_images["category"]]
+    numbers = (dataset.test_images["numbers"] - mean) / std
+    x = np.concatenate([vectors.reshape(20, -1), numbers], 1)
+    hidden = np.maximum(x @ params["hidden1"]["kernel"] + params["hidden1"]["bias"], 0)
+    expected = hidden @ params["head"]["kernel"] + params["head"]["bias"]
+    model = load_model(result.save_model(tmp_path / "model.msgpack"))
+    np.testing.assert_allclose(model.logits(dataset.test_images), expected, rtol=1e-4, atol=1e-5)
+    accuracy = (expected.argmax(1) == dataset.test_labels).mean()
+    np.testing.assert_allclose(result.metrics["test_accuracy"][-1], accuracy, rtol=1e-6)
+    lanes = simulate(MIXED_SPEC, dataset=dataset, placement=Placement(lanes=3))
+    np.testing.assert_allclose(lanes.metrics["test_loss"], result.metrics["test_loss"], atol=1e-5)
+    assert make_mixed_dataset().digest() == dataset.digest()
+    assert make_mixed_dataset(num_tokens={"category": 5}).digest() != dataset.digest()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_tokens": {"cat": 4}}, "num_tokens = {'cat': 4}: expected numbers by name"),
+        ({"num_tokens": 4}, "num_tokens = 4: expected numbers by name"),
+        ({"num_tokens": {"category": 2}}, r"range of train_images\['category'\]"),
+        ({"num_tokens": None}, r"shape of train_images\['category'\]"),
+        ({"mean": {"number": (1.0,)}}, "mean"),
+        ({"task": "next_token"}, "train_images = 'several arrays': expected one array of tokens"),
+    ],
+)
+def test_invalid_inputs_of_several_arrays(settings, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        make_mixed_dataset(**settings)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["feddf", "ccvr", "fsl", "moon", "fedrep", "dynafed", "fedmix"])
+def test_methods_on_inputs_of_several_arrays(method):
+    options = FAST_OPTIONS.get(method, {})
+    settings = {"server_options": {"size": 6}} if METHODS[method].requires_server_examples else {}
+    spec = dataclasses.replace(MIXED_SPEC, algorithm=method, options=options, rounds=1, **settings)
+    if "mixed" not in METHODS[method].input_kinds:
+        with pytest.raises(ConfigError, match=f"{method} does not accept inputs"):
+            simulate(spec, dataset=make_mixed_dataset())
+    else:
+        result = simulate(spec, dataset=make_mixed_dataset())
+        assert np.isfinite(result.metrics["update_norm"]).all()

@@ -4,10 +4,10 @@ from typing import Any
 
 from fedjax_het.nn.model import Model
 from fedjax_het.nn.network import (
-    InputShape,
     NetworkSpec,
-    NumTokens,
+    Shapes,
     Size,
+    TokenNumbers,
     build_model,
     check_network_definition,
     to_model,
@@ -23,6 +23,7 @@ from fedjax_het.nn.networks import (
     recurrent,
     resnet8,
     resnet18,
+    tabular_mlp,
     transformer,
     vgg11,
 )
@@ -31,6 +32,7 @@ from fedjax_het.utils.errors import require
 from fedjax_het.utils.input_kinds import (
     FLOAT_KINDS,
     IMAGE_KINDS,
+    MIXED_KINDS,
     SEQUENCE_KINDS,
     SERIES_KINDS,
     TOKEN_KINDS,
@@ -55,6 +57,7 @@ NETWORKS: Registry[NetworkSpec] = Registry(
             (recurrent.gru, SEQUENCE_KINDS),
             (transformer.transformer, SEQUENCE_KINDS),
             (fasttext.fasttext, TOKEN_KINDS),
+            (tabular_mlp.tabular_mlp, MIXED_KINDS),
         )
     ],
     argument="model",
@@ -65,9 +68,9 @@ NETWORKS: Registry[NetworkSpec] = Registry(
 @validate_arguments
 def make_model(
     name: str,
-    input_shape: InputShape,
+    input_shape: Shapes,
     num_classes: Size,
-    num_tokens: NumTokens | None = None,
+    num_tokens: TokenNumbers = None,
     per_token: bool = False,
     **options: Any,
 ) -> Model:
