@@ -87,7 +87,16 @@ class Task(NamedTuple):
         return self.normalize(levels / max_level)
 
     def compute_sample_losses(self, network: Callable, images: jax.Array, labels: jax.Array):
-        """Return the loss of each sample, float32 `[B]`, and the network's state."""
+        """Compute the loss of each sample by the task's kind.
+
+        Args:
+          network: `network(images) -> (outputs, state)`.
+          images: normalized inputs, `[B, ...]`.
+          labels: labels as stored, `[B, ...]`.
+
+        Returns:
+          Losses, float32 `[B]`, and the network's state.
+        """
         outputs, state = network(images)
         return self.kind.compute_losses(outputs, labels), state
 

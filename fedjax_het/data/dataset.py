@@ -177,7 +177,7 @@ class Dataset:
     @cached_property
     def task_kind(self) -> TaskKind:
         """The kind of the task, with the constants of the test labels."""
-        return TASKS[self.task].from_labels(self.test_labels)
+        return TASKS[self.task].make.from_labels(self.test_labels)
 
     @property
     def label_shape(self) -> tuple[int, ...]:
@@ -192,7 +192,7 @@ class Dataset:
     @property
     def num_outputs(self) -> int:
         """Number of outputs of a network, of each token for tasks with outputs per token."""
-        kind = TASKS[self.task]
+        kind = TASKS[self.task].make
         if kind.has_classes:
             return self.num_classes
         return kind.count_outputs(self.train_labels, self.num_tokens)
@@ -209,7 +209,7 @@ class Dataset:
 
     def get_classes(self, labels: np.ndarray) -> np.ndarray:
         """Return the class of each label `[N, ...]`, int32 `[N]`; 0 for a task without classes."""
-        return labels if TASKS[self.task].has_classes else np.zeros(len(labels), np.int32)
+        return labels if TASKS[self.task].make.has_classes else np.zeros(len(labels), np.int32)
 
     @property
     def _noun(self) -> str:
@@ -221,7 +221,7 @@ class Dataset:
         return 0 if self.train_users is None else len(np.unique(self.train_users))
 
     def _describe_labels(self) -> str:
-        if TASKS[self.task].has_classes:
+        if TASKS[self.task].make.has_classes:
             return f"{self.num_classes} classes"
         outputs = "output" if self.num_outputs == 1 else "outputs"
         return f"task {self.task} with {self.num_outputs:,} {outputs}"
@@ -333,7 +333,7 @@ def dataset_from_arrays(
     tokens, is_16_bit = validator.num_tokens, validator.is_16_bit
     train_inputs = validator.validate("train_images", train_images)
     test_inputs = validator.validate("test_images", test_images, train_inputs)
-    task_kind = TASKS.require(task)
+    task_kind = TASKS.require(task).make
     train_labels = task_kind.validate_labels(
         "train_labels", train_labels, "train_images", train_inputs
     )

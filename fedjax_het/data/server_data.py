@@ -252,7 +252,7 @@ def make_server_pool(
     images, labels = validate_server_examples(
         *(*pool, dataset.train_images, dataset.num_classes),
         validator=InputValidator(dataset.num_tokens),
-        task_kind=TASKS[dataset.task],
+        task_kind=TASKS[dataset.task].make,
     )
     for array in (images, labels):
         array.setflags(write=False)

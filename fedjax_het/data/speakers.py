@@ -24,7 +24,7 @@ def read_speakers(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray],
       `(arrays, meta)`: tokens, next tokens and speakers of both splits by name, and the facts of
       the data set.
     """
-    text = resources.files("fedjax_het.data").joinpath("speakers.txt").read_text("utf-8")
+    text = resources.files("fedjax_het.data").joinpath("speakers.txt").read_text(encoding="utf-8")
     parts = [part.split("]\n", 1) for part in text.split("[")[1:]]
     characters = sorted(set("".join(lines for _, lines in parts)))
     numbers = {character: i for i, character in enumerate(characters)}

@@ -168,7 +168,19 @@ class InputValidator(NamedTuple):
     def from_user(
         cls, inputs: Mapping[str, Any], num_tokens: Any, channels: str | None
     ) -> "InputValidator":
-        """Return the checks of the user's inputs of all splits by argument name."""
+        """Return the checks of a user's inputs.
+
+        Args:
+          inputs: inputs of all splits by argument name.
+          num_tokens: the user's number, or numbers by name.
+          channels: "first", "last" or None, see `move_channels_last`.
+
+        Returns:
+          The checks.
+
+        Raises:
+          ConfigError: if `num_tokens` does not fit the training inputs.
+        """
         train = inputs["train_images"]
         if isinstance(train, Mapping):
             given = {} if num_tokens is None else num_tokens

@@ -287,8 +287,8 @@ def format_outcome(result: DisplayedResult) -> str:
     if summary.get("diverged"):
         return f"diverged in round {summary.get('rounds')}"
     best, best_mean = "best", "best mean of clients' own tests"
-    kind = TASKS.get(summary.get("task", ""))
-    score = "accuracy" if kind is None else kind.score_name
+    task = TASKS.get(summary.get("task", ""))
+    score = "accuracy" if task is None else task.make.score_name
     if result.spec.validation is not None:
         best = "in the round of the best validation accuracy"
         best_mean = "mean of clients' own tests in the round of their best validation accuracy"

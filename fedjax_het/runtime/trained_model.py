@@ -118,7 +118,7 @@ class InputSpec(NamedTuple):
     @property
     def task_kind(self) -> TaskKind:
         """The kind of the task, without the constants of the data set."""
-        return TASKS.require(self.task)()
+        return TASKS.require(self.task).make()
 
     @classmethod
     def from_dataset(cls, dataset: Dataset) -> "InputSpec":

@@ -7,10 +7,15 @@ from fedjax_het.tasks.next_token import NextToken
 from fedjax_het.tasks.regression import Regression
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import require
+from fedjax_het.utils.kinds import KindEntry
 from fedjax_het.utils.registry import Registry
 
-TASKS: Registry[type[TaskKind]] = Registry(
-    "task", (Classification, MultiLabel, Regression, NextToken)
+TASKS: Registry[KindEntry] = Registry(
+    "task",
+    [
+        KindEntry(kind.name, kind.description, kind)
+        for kind in (Classification, MultiLabel, Regression, NextToken)
+    ],
 )
 """Kinds of tasks by name, including kinds that users registered.
 
@@ -49,4 +54,4 @@ def register_task(kind: type) -> None:
     """
     is_valid = issubclass(kind, TaskKind) and not getattr(kind, "__abstractmethods__", ())
     require(is_valid, "kind", kind, "a subclass of TaskKind with all of its functions")
-    TASKS.add(kind)
+    TASKS.add(KindEntry(kind.name, kind.description, kind))

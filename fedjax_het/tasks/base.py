@@ -21,7 +21,7 @@ class TaskKind(ABC):
     Example:
       >>> import jax.numpy as jnp
       >>> from fedjax_het.tasks import TASKS
-      >>> kind = TASKS["multi_label"]()
+      >>> kind = TASKS["multi_label"].make()
       >>> outputs, labels = jnp.array([[2.0, -1.0]]), jnp.array([[1.0, 1.0]])
       >>> kind.compute_scores(outputs, labels).tolist()
       [0.5]

@@ -90,7 +90,7 @@ def test_test_loss_and_score_are_means_of_the_outputs(task, tmp_path):
     np.testing.assert_allclose(result.metrics["test_accuracy"][-1], score, rtol=1e-5)
     evaluation = evaluate(model, dataset)
     np.testing.assert_allclose((evaluation.score, evaluation.loss), (score, loss), rtol=1e-5)
-    assert evaluation.score_name == TASKS[task].score_name in repr(result)
+    assert evaluation.score_name == TASKS[task].make.score_name in repr(result)
 
 
 def test_a_round_of_regression_is_fedavg_by_hand():
@@ -192,7 +192,7 @@ def test_table_of_inputs_is_right(method):
             settings |= {"local_epochs": 1, "learning_rate": 0.1, "local_optimizer": "sgd"}
         spec = RunSpec(method, options=options, batch_size=8, **settings)
         is_accepted = dataset.input_kind in entry.input_kinds
-        is_accepted &= TASKS[task].has_classes or not entry.needs_classes
+        is_accepted &= TASKS[task].make.has_classes or not entry.needs_classes
         if is_accepted and not reads_features_of_tokens(method, task):
             assert np.isfinite(simulate(spec, dataset=dataset).metrics["update_norm"]).all()
         else:

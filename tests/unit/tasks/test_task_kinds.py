@@ -62,7 +62,7 @@ ORACLES = {
 @pytest.mark.parametrize("name", TASKS)
 def test_losses_and_scores(name):
     outputs, labels, losses, scores, counts = ORACLES[name]()
-    kind = TASKS[name].from_labels(labels)
+    kind = TASKS[name].make.from_labels(labels)
     data = jnp.asarray(outputs), jnp.asarray(labels)
     np.testing.assert_allclose(kind.compute_losses(*data), losses, rtol=2e-6)
     np.testing.assert_allclose(kind.compute_scores(*data), scores, rtol=2e-6, atol=2e-6)
