@@ -333,7 +333,7 @@ def dataset_from_arrays(
     tokens, is_16_bit = validator.num_tokens, validator.is_16_bit
     train_inputs = validator.validate("train_images", train_images)
     test_inputs = validator.validate("test_images", test_images, train_inputs)
-    task_kind = TASKS.require(task).make
+    task_kind: type[TaskKind] = TASKS.require(task).make
     train_labels = task_kind.validate_labels(
         "train_labels", train_labels, "train_images", train_inputs
     )

@@ -1,5 +1,7 @@
 """Kinds of tasks: classification, multi-label classification, regression, next-token prediction."""
 
+from typing import Any
+
 from fedjax_het.tasks.base import TaskKind
 from fedjax_het.tasks.classification import Classification
 from fedjax_het.tasks.multi_label import MultiLabel
@@ -27,7 +29,7 @@ Example:
 
 
 @validate_arguments
-def register_task(kind: type) -> None:
+def register_task(kind: type[Any]) -> None:
     """Register a kind of task of the user for data sets, until the process ends.
 
     Args:
