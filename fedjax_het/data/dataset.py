@@ -484,17 +484,21 @@ def _validate_constants(train_images: Any, mean: Any, std: Any) -> tuple[Any, An
     return means, deviations
 
 
-def compute_channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def compute_channel_statistics(images: Any) -> tuple[Any, Any]:
     """Compute mean and standard deviation of each channel or feature.
 
     Exact for uint8 images, whose 256 levels are counted. A constant channel gets a deviation of 1.
 
     Args:
-      images: inputs `[N, ..., C]`; uint8 images are scaled to [0, 1].
+      images: inputs `[N, ..., C]`, or arrays by name; uint8 images are scaled to [0, 1].
 
     Returns:
-      `(mean, std)`, each a tuple of C floats; `((), ())` for int32 tokens.
+      `(mean, std)`, each a tuple of C floats, or tuples by name; `((), ())` for int32 tokens.
     """
+    if isinstance(images, Mapping):
+        pairs = {name: compute_channel_statistics(array) for name, array in images.items()}
+        by_name = [{name: pair[i] for name, pair in pairs.items()} for i in range(2)]
+        return FrozenMapping(by_name[0]), FrozenMapping(by_name[1])
     means, deviations = [], []
     if images.dtype == np.int32:
         return (), ()

@@ -82,11 +82,14 @@ def _make_dataset(
     name: str, arrays: dict[str, np.ndarray], meta: dict[str, Any], normalization: str | None
 ) -> Dataset:
     """Return the data set of a source's content, with normalization constants."""
-    mean, std = get_normalization_constants(name, normalization, arrays["train_images"])
+    images = arrays["train_images"]
+    constants: tuple[Any, Any] = (None, None)  # of other inputs, which are converted below
+    if normalization not in (None, "dataset") or getattr(images, "ndim", 0) == 4:
+        constants = get_normalization_constants(name, normalization, images)
     facts = {fact: meta[fact] for fact in _FACTS if fact in meta}
     num_classes = len(meta.get("class_names", ())) or None
-    constants = {"name": name, "num_classes": num_classes, "mean": mean, "std": std}
-    return dataset_from_arrays(**{**arrays, **facts, **constants})
+    facts |= {"name": name, "num_classes": num_classes}
+    return dataset_from_arrays(**{**arrays, **facts}, mean=constants[0], std=constants[1])
 
 
 def _make_published_spec(

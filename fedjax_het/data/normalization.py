@@ -14,10 +14,10 @@ Sources:
 * `pfllib`: `dataset/generate_FashionMNIST.py` of PFLlib's public code.
 """
 
-import numpy as np
+from typing import Any
 
 from fedjax_het.data.dataset import compute_channel_statistics
-from fedjax_het.utils.errors import ConfigError, display_name, require_name
+from fedjax_het.utils.errors import ConfigError, display_name, require, require_name
 
 _MNIST = ((0.1307,), (0.3081,))
 _CIFAR10 = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
@@ -64,18 +64,19 @@ Example:
 
 
 def get_normalization_constants(
-    dataset: str, preset: str | None, train_images: np.ndarray
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    dataset: str, preset: str | None, train_images: Any
+) -> tuple[Any, Any]:
     """Return the normalization constants of a data set.
 
     Args:
       dataset: name of the data set.
       preset: one of `NORMALIZATIONS`. None: DynaFed's constants where it has them, the statistics
         of the training set elsewhere.
-      train_images: training images `[N, H, W, C]`.
+      train_images: training images `[N, H, W, C]`, or other inputs.
 
     Returns:
-      `(mean, std)` of each channel, for images scaled to [0, 1].
+      `(mean, std)` of each channel, for images scaled to [0, 1]; for inputs of several arrays by
+      name.
 
     Raises:
       ConfigError: if the preset is unknown, or has no constants for this data set.
@@ -83,6 +84,9 @@ def get_normalization_constants(
     if preset is None:
         preset = "dynafed" if dataset in _CONSTANTS["dynafed"] else "dataset"
     require_name("normalization", preset, NORMALIZATIONS)
+    is_image = getattr(train_images, "ndim", 0) == 4
+    expected = "'dataset' or no value, as the inputs are no images"
+    require(is_image or preset == "dataset", "normalization", preset, expected)
     channels = train_images.shape[-1]
     if preset in ("unit", "fsl"):
         return (0.0,) * channels, (1.0,) * channels

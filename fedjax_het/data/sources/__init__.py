@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl
 
 from fedjax_het.data.sources import (
     cifar,
+    csv_table,
     domainnet_files,
     hf,
     idx,
@@ -31,6 +32,7 @@ SOURCES: Registry[Source] = Registry(
     (
         *(tfds.SOURCE, cifar.SOURCE, idx.SOURCE, stl10.SOURCE, domainnet_files.SOURCE),
         *(npz.SOURCE, images.SOURCE, hf.SOURCE, leaf.SOURCE, tff.SOURCE),
+        csv_table.SOURCE,
     ),
 )
 """Sources of data by name. A folder with files of several sources is read by the first one.

@@ -12,6 +12,7 @@ from fedjax_het.data.sampling import shuffle_by_class
 from fedjax_het.data.sources.source import Content
 from fedjax_het.utils.config import Bounds
 from fedjax_het.utils.errors import ConfigError
+from fedjax_het.utils.input_kinds import map_arrays
 
 TestFraction = Annotated[float, Bounds(0, 1, open_low=True, open_high=True)]
 _TEST_NAMES = ("test", "validation", "valid", "val")
@@ -132,7 +133,10 @@ def divide_examples(arrays: dict[str, np.ndarray], test_fraction: float) -> dict
       ConfigError: if a split would be empty.
     """
     rng = np.random.default_rng(_SEED)
-    names, groups = np.unique(arrays.get("users", arrays["labels"]), return_inverse=True)
+    labels = arrays["labels"]
+    # Numbers of a regression are no groups.
+    strata = labels if labels.dtype.kind in "iuU" else np.zeros(len(labels), int)
+    names, groups = np.unique(arrays.get("users", strata), return_inverse=True)
     is_test = np.zeros(len(groups), bool)
     for members in shuffle_by_class(rng, groups, len(names)):
         is_test[members[: round(test_fraction * len(members))]] = True
@@ -141,5 +145,10 @@ def divide_examples(arrays: dict[str, np.ndarray], test_fraction: float) -> dict
         raise ConfigError(
             f"test_fraction = {test_fraction:g} leaves no {split} example: expected another one"
         )
-    train = {f"train_{name}": array[~is_test] for name, array in arrays.items()}
-    return train | {f"test_{name}": array[is_test] for name, array in arrays.items()}
+    divided: dict[str, Any] = {}
+    for split, rows in (("train", ~is_test), ("test", is_test)):
+        divided |= {
+            f"{split}_{name}": map_arrays(lambda array, rows=rows: array[rows], value)
+            for name, value in arrays.items()
+        }
+    return divided

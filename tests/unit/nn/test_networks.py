@@ -71,6 +71,8 @@ def assert_trees_close(actual, expected, tolerance):
         ("resnet18", (64, 64, 3), 10, {"stem": "imagenet"}, 11_181_642),
         ("resnet18", (32, 32, 3), 10, {"stem": "cifar"}, 11_173_962),
         ("resnet18", (28, 28, 1), 10, {}, 11_181_642 - 2 * 49 * 64),
+        ("resnet8", (32, 32, 3), 10, {}, 432 + 2 * 2304 + 13_824 + 512 + 55_296 + 2048 + 672 + 650),
+        ("vgg11", (32, 32, 3), 10, {}, 9_225_610),
     ],
 )
 def test_parameter_counts(name, shape, classes, options, count):

@@ -1,0 +1,103 @@
+"""Tables in CSV and parquet files, named as `csv:FILE`."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedjax_het import RunSpec, dataset_from_arrays, load_dataset, simulate
+from fedjax_het.utils.errors import ConfigError
+
+RNG = np.random.default_rng(0)
+FRAME = pd.DataFrame(
+    {
+        "age": RNG.normal(50, 10, 40),
+        "weight": RNG.normal(70, 5, 40),
+        "sex": RNG.choice(["female", "male"], 40),
+        "smoker": RNG.choice(["no", "yes", None], 40),
+        "label": RNG.choice(["healthy", "sick"], 40),
+        "client": RNG.choice(["A", "B"], 40),
+    }
+)
+NUMBERS = FRAME[["age", "weight"]].to_numpy().astype(np.float32)
+
+
+def write(folder, train, test=None, write_frame=pd.DataFrame.to_csv, suffix=".csv"):
+    folder.mkdir(exist_ok=True)
+    for name, frame in {"train": train, "test": test}.items():
+        if frame is not None:
+            write_frame(frame, folder / f"{name}{suffix}", index=False)
+    return f"csv:{folder}"
+
+
+@pytest.mark.parametrize(
+    ("write_frame", "suffix"),
+    [(pd.DataFrame.to_csv, ".csv"), (pd.DataFrame.to_parquet, ".parquet")],
+)
+def test_numbers_and_categories(write_frame, suffix, tmp_path):
+    name = write(tmp_path / "t", FRAME[:30], FRAME[30:], write_frame, suffix)
+    dataset = load_dataset(name)
+    sex = (FRAME["sex"] == "male").to_numpy().astype(int)
+    smoker = FRAME["smoker"].map({"no": 3, "yes": 4}).fillna(2).astype(int)  # after the sexes
+    category = np.stack([sex, smoker], 1)
+    labels = (FRAME["label"] == "sick").to_numpy().astype(int)
+
+    def take(rows):
+        return {"numbers": NUMBERS[rows], "category": category[rows]}
+
+    clients = FRAME["client"].to_numpy().astype(str)
+    expected = dataset_from_arrays(
+        take(slice(30)),
+        labels[:30],
+        take(slice(30, 40)),
+        labels[30:],
+        num_tokens={"category": 5},
+        train_users=clients[:30],
+        test_users=clients[30:],
+    )
+    assert dataset.digest() == expected.digest()
+    assert dataset.class_names == ("healthy", "sick") and dataset.source == "csv"
+    spec = RunSpec(dataset=name, model="tabular_mlp", partition="natural", rounds=1)
+    assert np.isfinite(simulate(spec).metrics["test_loss"]).all()
+
+
+def test_numbers_alone_and_regression(tmp_path):
+    frame = FRAME[["age", "weight"]].assign(price=NUMBERS.sum(1) / 3)
+    frame.to_csv(tmp_path / "houses.csv", index=False)
+    dataset = load_dataset(f"csv:{tmp_path}/houses.csv?label=price&test_fraction=0.25")
+    assert (dataset.input_kind, dataset.task) == ("features", "regression")
+    assert len(dataset.test_labels) == 10 and dataset.num_users == 0
+    pairs = np.concatenate([dataset.train_images, dataset.test_images]).sum(1) / 3
+    labels = np.concatenate([dataset.train_labels, dataset.test_labels])[:, 0]
+    np.testing.assert_allclose(labels, pairs, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        (lambda f: f.rename(columns={"label": "z"}), "", "no column of labels"),
+        (lambda f: f, "label=price", "label = 'price': no such column"),
+        (lambda f: f.assign(age=np.nan), "", "column 'age' has missing numbers"),
+        (lambda f: f.assign(label=None), "", "column 'label' of labels has missing values"),
+        (lambda f: f, "task=regression", "column 'label' has texts"),
+        (lambda f: f[["label"]], "", "no column besides labels"),
+        (lambda f: f[:0], "", "has no rows"),
+        (lambda f: f, "test_fraction=2", "test_fraction"),
+    ],
+)
+def test_invalid_tables(change, options, message, tmp_path):
+    name = write(tmp_path / "t", change(FRAME))
+    options = options if "test_fraction" in options else f"{options}&test_fraction=0.2".strip("&")
+    with pytest.raises(ConfigError, match=message) as error:
+        load_dataset(f"{name}?{options}")
+    assert "\n" not in str(error.value)
+
+
+def test_missing_and_damaged_files(tmp_path):
+    with pytest.raises(ConfigError, match="no table in"):
+        load_dataset(f"csv:{tmp_path}")
+    (tmp_path / "train.csv").write_bytes(b'a,b\n"1')
+    with pytest.raises(ConfigError, match=r"train\.csv cannot be read"):
+        load_dataset(f"csv:{tmp_path}?test_fraction=0.2")
+    write(tmp_path, FRAME[:30], FRAME[30:].drop(columns="age"))
+    with pytest.raises(ConfigError, match="split 'test' has other columns"):
+        load_dataset(f"csv:{tmp_path}")
