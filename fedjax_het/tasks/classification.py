@@ -24,8 +24,8 @@ def compute_cross_entropies(logits: jax.Array, labels: jax.Array) -> jax.Array:
     Example:
       >>> import jax.numpy as jnp
       >>> from fedjax_het.tasks.classification import compute_cross_entropies
-      >>> compute_cross_entropies(jnp.zeros((1, 2)), jnp.array([1])).round(4).tolist()
-      [0.6931]
+      >>> round(float(compute_cross_entropies(jnp.zeros((1, 2)), jnp.array([1]))[0]), 4)
+      0.6931
     """
     if labels.ndim == logits.ndim:
         return optax.softmax_cross_entropy(logits, labels)
@@ -72,7 +72,14 @@ def correct(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 @dataclass(frozen=True)
 class Classification(TaskKind):
-    """One class for each example, int32 `[N]`: cross-entropy and accuracy."""
+    """One class for each example, int32 `[N]`: cross-entropy and accuracy.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.tasks import Classification
+      >>> Classification().compute_scores(jnp.array([[2.0, 1.0]]), jnp.array([0])).tolist()
+      [1.0]
+    """
 
     name: ClassVar[str] = "classification"
     description: ClassVar[str] = "one class for each example: cross-entropy, accuracy"

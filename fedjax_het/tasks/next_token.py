@@ -18,6 +18,12 @@ class NextToken(TaskKind):
 
     The loss of an example is the mean over its tokens. Means over test examples weight each token
     equally.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.tasks import NextToken
+      >>> NextToken().count_targets(jnp.array([[3, 1, -1], [2, 0, 1]])).tolist()
+      [2.0, 3.0]
     """
 
     name: ClassVar[str] = "next_token"

@@ -18,6 +18,12 @@ class Regression(TaskKind):
 
     Attributes:
       variances: variance of each of the D test labels.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.tasks import Regression
+      >>> Regression.from_labels(np.array([[1.0], [3.0]])).variances
+      (1.0,)
     """
 
     name: ClassVar[str] = "regression"
