@@ -102,7 +102,10 @@ _COMMON = (
     *("validation", "patience", "rounds", "seed", "seeds", "config", "list", "restart"),
     *("lanes", "launcher", "output_dir", "quiet", "json"),
 )
-_METAVARS = {"init_from": "PATH", "local_optimizer": "OPT", "metrics": "NAMES"}
+_METAVARS = {
+    **{"init_from": "PATH", "local_optimizer": "OPT", "metrics": "NAMES"},
+    **dict.fromkeys(("skew", "system"), "KIND:..."),
+}
 _EXTRA_OPTIONS = (
     Option("help_all", "--help-all", bool, False, "Print the help of every option."),
     Option("plugin", "--import", str, None, "Python file or module to run first (default: none)."),

@@ -53,8 +53,8 @@ class SweepCommand(CommonOptions, _ListSettings):
 
     Every setting accepts several values, e.g. --alpha 0.01 0.1; an omitted setting has the value of
     the protocol (default: standard, of NIID-Bench). The output folder keeps results, tables and
-    figures; a run whose result is in the folder is skipped. Processes with the same output folder
-    share the runs. In a pipe, the last line of the output is one JSON object.
+    figures; runs with a result there are skipped. Processes share a folder's runs. In a pipe, the
+    last line is JSON.
     """
 
     seed: tyro.conf.Suppress[int] = 0

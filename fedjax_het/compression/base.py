@@ -22,6 +22,11 @@ class Compressor(Kind):
 
     A compressor is a pure function: it encodes the change and returns the decoded values, which the
     server averages. A class of this type defines `compress_vector` and `count_bits`.
+
+    Example:
+      >>> from fedjax_het.compression import Compressor, TopK
+      >>> isinstance(TopK(fraction=0.1), Compressor)
+      True
     """
 
     scope: Scope = "tensor"

@@ -16,6 +16,11 @@ class TopK(Compressor):
 
     k = round(fraction d), at least 1, of d entries. Bits: k (32 + ceil(log2 d)) for values and
     positions, at most 32 d.
+
+    Example:
+      >>> from fedjax_het.compression import TopK
+      >>> TopK(fraction=0.1).count_bits(1000)  # 100 values with positions of 10 bits
+      4200
     """
 
     fraction: Annotated[float, Bounds(0, 1, open_low=True)] = 0.01
@@ -52,6 +57,11 @@ class QSGD(Compressor):
     next to s |v_i| / ||v||, drawn such that its mean is that number. Bits: 32 for the norm, and
     ceil(log2(2 s + 1)) for each entry. The paper's Elias code, whose length depends on the values,
     is not used.
+
+    Example:
+      >>> from fedjax_het.compression import QSGD
+      >>> QSGD(levels=1).count_bits(1000)  # the norm, and two bits for each entry
+      2032
     """
 
     levels: Annotated[int, Bounds(1, 2**22)] = 16
@@ -80,6 +90,11 @@ class Sign(Compressor):
 
     The decoded vector is (||v||_1 / d) sign(v) (arXiv:1901.09847, Algorithm 1), where sign(0) is 1,
     so that a sign is one bit. Bits: 32 + d.
+
+    Example:
+      >>> from fedjax_het.compression import Sign
+      >>> Sign().count_bits(1000)
+      1032
     """
 
     error_feedback: bool = True
@@ -102,6 +117,11 @@ class Uniform(Compressor):
 
     The values are m max |v| / (2^(bits - 1) - 1) with an integer m, as in symmetric 8-bit
     quantization. Bits: 32 for max |v|, and `bits` for each entry.
+
+    Example:
+      >>> from fedjax_het.compression import Uniform
+      >>> Uniform(bits=8).count_bits(1000)
+      8032
     """
 
     bits: Annotated[int, Bounds(2, 24)] = 8

@@ -268,11 +268,11 @@ class RunSettings:
     skew: dict[str, Any] = field(
         default_factory=dict, metadata={"convert": SKEW_SETTING.to_settings}
     )
-    """Skews, e.g. noise:std=0.3 (default: none)."""
+    """Skews, e.g. noise:std=0.3; see `list skews` (default: none)."""
     system: dict[str, Any] = field(
         default_factory=dict, metadata={"convert": SYSTEM_SETTING.to_settings}
     )
-    """Devices, e.g. speed:sigma=1 (default: none)."""
+    """Devices, see `list systems` (default: none)."""
     server_data: str | None = None
     """Source of the server's own examples; `fedjax-het list` names all sources (default: held_out
     where they are proxy data, iid for other methods that need them)."""

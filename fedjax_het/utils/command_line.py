@@ -438,6 +438,8 @@ def _format_metavar(option: Option) -> str | None:
         return None
     if get_origin(option.annotation) is dict:
         has_lists = list_item_type(get_args(option.annotation)[1]) is not None
+        if option.metavar:
+            return option.metavar
         return "NAME=VALUE,..." if has_lists else "NAME=VALUE"
     item_type, words = list_item_type(option.annotation), []
     for member in union_members(item_type or option.annotation):
