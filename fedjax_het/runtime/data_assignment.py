@@ -382,10 +382,15 @@ def _warn_about_partition(partition: Partition, spec: ResolvedRunSpec | None) ->
             partition.num_clients,
             f" ({setting_text})" if setting_text else "",
         )
-    if num_shared := int((np.unique(partition.indices, return_counts=True)[1] > 1).sum()):
+    if num_shared := _count_shared_examples(partition):
         _log.warning(
             "partition %r: %d examples belong to several clients", partition.scheme, num_shared
         )
+
+
+def _count_shared_examples(partition: Partition) -> int:
+    """Return the number of examples that belong to several clients."""
+    return int((np.unique(partition.indices, return_counts=True)[1] > 1).sum())
 
 
 def assign_data(
@@ -425,6 +430,12 @@ def assign_data(
         with display_names({"per_client": "test_per_client"}):
             tests = make_client_tests(all_clients, dataset, seed, test_per_client)
     skewed_dataset, client_skews = assign_skews(skews, all_clients, dataset, seed)
+    if client_skews.features and _count_shared_examples(all_clients):
+        _log.warning(
+            "skew %s: clients train with their own skew; validation, losses of candidates and work "
+            "of the server read an example of several clients with the skew of the last client",
+            ", ".join(skew.name for skew, _ in client_skews.features),
+        )
     participants = select_participants(spec, all_clients)
     partition, validation = participants.partition, participants.validation
     client_tests, held_out = tests, None

@@ -132,6 +132,7 @@ class KindSetting(Generic[KindT]):
         other_names: Collection[str] = (),
     ):
         self.name, self.base, self._other_names = name, base, tuple(other_names)
+        self._example = example
         self._expected = f"a list of {name}s such as {example!r}, see `{LIST_COMMAND}`"
         entries = (KindEntry(kind.name, kind.description, kind) for kind in kinds)
         self.registry: Registry[KindEntry] = Registry(name, entries)
@@ -280,6 +281,8 @@ class KindSetting(Generic[KindT]):
     def _parse_text(self, text: str) -> dict[str, Any]:
         """Return the fields of a text `kind:field=value,...`."""
         name, values = split_kind_text(self.name, text)
+        if "=" in name:
+            raise make_value_error(self.name, text, f"a kind and its fields, as in {self._example}")
         if not name.isidentifier():  # no user's kind either
             require_name(
                 self.name, name, (*self.registry, *self._other_names), listed_by=LIST_COMMAND

@@ -19,7 +19,7 @@ from fedjax_het.compression import QSGD, TopK
 from fedjax_het.core.example_transform import make_skew_inputs
 from fedjax_het.core.rng import Stream, make_stream_key
 from fedjax_het.data import partition_from_clients
-from fedjax_het.runtime.data_assignment import build_partition
+from fedjax_het.runtime.data_assignment import assign_data, build_partition
 from fedjax_het.skews import SKEW_SETTING, SKEWS, LongTail, Noise, Quantity
 from fedjax_het.skews.assignment import assign_skews, select_examples
 from fedjax_het.systems import Deadline
@@ -210,6 +210,7 @@ def test_forms_of_the_setting_are_equal():
         ("noise:std=-1", "skew noise:std = -1: expected a .*number >= 0"),
         ("noise:std", "skew = 'noise:std': expected noise:field=value"),
         ("noise:std=1e39", r"skew noise:std = .* \(float32 stores numbers up to 3.4e.38\)"),
+        (["noise", "std=1"], "skew = 'std=1': expected a kind and its fields, as in noise:std=0.3"),
         ("label", "skew = 'label': expected a field and its value, as in label:alpha=0.1"),
         ("label:alpha=0", "skew label:alpha = 0: expected a number in"),
         ({"noise.std": [0.1, 0.2]}, "skew noise:std = .*expected one value: only a sweep accepts"),
@@ -265,6 +266,14 @@ def test_skews_that_clients_cannot_share_are_one_line(skew):
     expected = rf"^skew = '{skew}': expected clients that share no examples \(20 examples belong"
     with pytest.raises(ConfigError, match=expected):
         simulate(RunSpec(model="mlp", num_clients=3, rounds=1, skew=skew), partition=SHARED)
+
+
+def test_skews_of_images_that_clients_share_have_a_warning(caplog):
+    for skew, count in (("noise", 1), ("churn", 0)):
+        caplog.clear()
+        spec = RunSpec(model="mlp", num_clients=3, rounds=1, skew=skew).resolved()
+        assign_data(spec, DIGITS, None, SHARED)
+        assert caplog.text.count("with the skew of the last client") == count
 
 
 def test_long_tail_counts_an_example_of_several_clients_once():
