@@ -1,5 +1,8 @@
 """Recurrent networks of tokens and of series: LSTM (Hochreiter and Schmidhuber, 1997) and GRU."""
 
+from collections.abc import Callable
+from functools import partial
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -9,74 +12,138 @@ from fedjax_het.nn.layers import Embedding, Linear, uniform_fan_in
 from fedjax_het.nn.model import Model, Shape
 from fedjax_het.utils.config import PositiveInt
 
+Cell = Callable[[tuple[jax.Array, ...], jax.Array, jax.Array], tuple[jax.Array, ...]]
+"""`cell(state, inputs, products) -> state` of one position. The first part of a state is the output
+`[B, H]`. `inputs` and `products` are the products with the input and the state, `[B, gates H]`."""
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def run_positions(
+    cell: Cell, inputs: jax.Array, kernel: jax.Array, bias: jax.Array, state: tuple[jax.Array, ...]
+) -> jax.Array:
+    """Run a recurrent cell over the positions of a sequence.
+
+    The derivative by `kernel` is one matrix product over all positions. The derivative of a scan
+    would add a product to an array of the kernel's size at each position, which is several times
+    slower on a CPU.
+
+    Args:
+      cell: the cell.
+      inputs: products with the inputs of all positions, `[T, B, gates H]`.
+      kernel: weights of the state, `[H, gates H]`.
+      bias: bias of the products with the state, `[gates H]`.
+      state: the state before the first position, arrays `[B, H]`.
+
+    Returns:
+      The outputs of all positions, `[T, B, H]`.
+    """
+    return _run_forward(cell, inputs, kernel, bias, state)[0]
+
+
+def _run_forward(cell, inputs, kernel, bias, state):
+    def step(state, inputs):
+        products = state[0] @ kernel + bias
+        new_state = cell(state, inputs, products)
+        return new_state, (new_state[0], (state, products))
+
+    outputs, stored = jax.lax.scan(step, state, inputs)[1]
+    return outputs, (inputs, kernel, stored)
+
+
+def _run_backward(cell, residuals, output_gradients):
+    inputs, kernel, (states, products) = residuals
+
+    def step(state_gradient, position):
+        state, inputs, products, output_gradient = position
+        output, *others = state_gradient
+        gradient = (output + output_gradient, *others)
+        state_gradient, input_gradient, product_gradient = jax.vjp(cell, state, inputs, products)[
+            1
+        ](gradient)
+        output, *others = state_gradient
+        state_gradient = (output + product_gradient @ kernel.T, *others)
+        return state_gradient, (input_gradient, product_gradient)
+
+    zeros = jax.tree.map(lambda array: jnp.zeros_like(array[0]), states)
+    positions = (states, inputs, products, output_gradients)
+    state_gradient, (input_gradients, product_gradients) = jax.lax.scan(
+        step, zeros, positions, reverse=True
+    )
+    kernel_gradient = jnp.einsum("tbh,tbg->hg", states[0], product_gradients)
+    bias_gradient = product_gradients.sum((0, 1))
+    return input_gradients, kernel_gradient, bias_gradient, state_gradient
+
+
+run_positions.defvjp(_run_forward, _run_backward)
+
 
 class RecurrentLayer(nn.Module):
     """A recurrent layer over the positions of a sequence, from a state of zeros.
 
-    The products with the inputs of all positions are one matrix product before the scan.
-
     Attributes:
       features: number of outputs of a position, H.
-      num_gates: number of products with the input and with the state, 4 or 3.
     """
 
     features: int
-    num_gates: int = 1
 
-    def setup_gates(self, x):
-        """Return the products `[T, B, gates H]` with the inputs, and the weights of the state."""
-        init = uniform_fan_in(self.features)
-        width = self.num_gates * self.features
+    def run(self, cell: Cell, x: jax.Array, num_gates: int, num_states: int, bias: jax.Array):
+        """Return the outputs `[B, T, H]` of a cell for `x` `[B, T, F]`.
+
+        Args:
+          cell: the cell.
+          x: the sequences.
+          num_gates: number of products with the input and with the state.
+          num_states: number of arrays of the state.
+          bias: bias of the products with the state, `[gates H]`.
+
+        Returns:
+          The outputs of all positions.
+        """
+        init, width = uniform_fan_in(self.features), num_gates * self.features
         kernel = self.param("kernel", init, (x.shape[-1], width))
-        bias = self.param("bias", init, (width,))
+        input_bias = self.param("bias", init, (width,))
         state_kernel = self.param("state_kernel", init, (self.features, width))
-        return jnp.swapaxes(x @ kernel + bias, 0, 1), state_kernel
+        inputs = jnp.swapaxes(x @ kernel + input_bias, 0, 1)
+        state = (jnp.zeros((x.shape[0], self.features), inputs.dtype),) * num_states
+        outputs = run_positions(cell, inputs, state_kernel, bias.astype(inputs.dtype), state)
+        return jnp.swapaxes(outputs, 0, 1)
+
+
+def run_lstm_cell(state, inputs, products):
+    """Return the hidden state and the memory after a position of an LSTM, see `Cell`."""
+    gates = jnp.split(inputs + products, 4, axis=-1)
+    input_gate, forget_gate, output_gate = map(jax.nn.sigmoid, gates[:3])
+    memory = forget_gate * state[1] + input_gate * jnp.tanh(gates[3])
+    return output_gate * jnp.tanh(memory), memory
+
+
+def run_gru_cell(state, inputs, products):
+    """Return the hidden state after a position of a GRU, see `Cell`."""
+    inputs, products = (jnp.split(part, 3, axis=-1) for part in (inputs, products))
+    reset = jax.nn.sigmoid(inputs[0] + products[0])
+    update = jax.nn.sigmoid(inputs[1] + products[1])
+    candidate = jnp.tanh(inputs[2] + reset * products[2])
+    return ((1 - update) * candidate + update * state[0],)
 
 
 class Lstm(RecurrentLayer):
     """An LSTM layer with one bias for each gate."""
 
-    num_gates: int = 4
-
     @nn.compact
     def __call__(self, x):
         """Return `[B, T, H]` for `x` `[B, T, F]`."""
-        gates, state_kernel = self.setup_gates(x)
-        zeros = jnp.zeros((x.shape[0], self.features), gates.dtype)
-
-        def step(carry, gates):
-            hidden, cell = carry
-            parts = jnp.split(gates + hidden @ state_kernel, 4, axis=-1)
-            input_gate, forget_gate, output_gate = map(jax.nn.sigmoid, parts[:3])
-            cell = forget_gate * cell + input_gate * jnp.tanh(parts[3])
-            hidden = output_gate * jnp.tanh(cell)
-            return (hidden, cell), hidden
-
-        return jnp.swapaxes(jax.lax.scan(step, (zeros, zeros), gates)[1], 0, 1)
+        return self.run(run_lstm_cell, x, 4, 2, jnp.zeros(4 * self.features))
 
 
 class Gru(RecurrentLayer):
     """A GRU layer (Cho et al., 2014) with the bias of the state's product of PyTorch and cuDNN."""
 
-    num_gates: int = 3
-
     @nn.compact
     def __call__(self, x):
         """Return `[B, T, H]` for `x` `[B, T, F]`."""
-        gates, state_kernel = self.setup_gates(x)
-        state_bias = self.param("state_bias", uniform_fan_in(self.features), (self.features,))
-        zeros = jnp.zeros((x.shape[0], self.features), gates.dtype)
-
-        def step(hidden, gates):
-            inputs = jnp.split(gates, 3, axis=-1)
-            states = jnp.split(hidden @ state_kernel, 3, axis=-1)
-            reset = jax.nn.sigmoid(inputs[0] + states[0])
-            update = jax.nn.sigmoid(inputs[1] + states[1])
-            candidate = jnp.tanh(inputs[2] + reset * (states[2] + state_bias))
-            hidden = (1 - update) * candidate + update * hidden
-            return hidden, hidden
-
-        return jnp.swapaxes(jax.lax.scan(step, zeros, gates)[1], 0, 1)
+        bias = self.param("state_bias", uniform_fan_in(self.features), (self.features,))
+        bias = jnp.concatenate([jnp.zeros(2 * self.features, bias.dtype), bias])
+        return self.run(run_gru_cell, x, 3, 1, bias)
 
 
 class RecurrentNetwork(nn.Module):
