@@ -29,7 +29,7 @@ Example:
 
 
 @validate_arguments
-def register_task(kind: Any) -> None:
+def register_task(kind: type) -> None:
     """Register a kind of task of the user for data sets, until the process ends.
 
     Args:
@@ -54,7 +54,8 @@ def register_task(kind: Any) -> None:
       True
       >>> TASKS.reset()  # unregisters all users' kinds
     """
-    is_valid = isinstance(kind, type) and issubclass(kind, TaskKind)
+    is_valid = issubclass(kind, TaskKind)
     is_valid = is_valid and not getattr(kind, "__abstractmethods__", ())
     require(is_valid, "kind", kind, "a subclass of TaskKind with all of its functions")
-    TASKS.add(KindEntry(kind.name, kind.description, kind))
+    entry: Any = kind
+    TASKS.add(KindEntry(entry.name, entry.description, entry))

@@ -1,12 +1,16 @@
 """Networks of tokens and of series against oracles in float64, and their checks."""
 
+from functools import partial
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.x64 import enable_x64
 
 from fedjax_het.nn import make_model, to_model
+from fedjax_het.nn.networks.recurrent import run_gru_cell, run_lstm_cell, run_positions
 from fedjax_het.utils.errors import ConfigError
 
 RNG = np.random.default_rng(0)
@@ -69,6 +73,43 @@ def test_recurrent_network_of_series():
     x = run_gru(params["recurrent1"], series)[:, -1]
     expected = x @ params["head"]["kernel"] + params["head"]["bias"]
     np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_derivatives_of_recurrent_layers(cell):
+    """First and second derivatives by all arguments equal the derivatives of the plain scan."""
+    run_cell, num_gates, num_states = {"lstm": (run_lstm_cell, 4, 2), "gru": (run_gru_cell, 3, 1)}[
+        cell
+    ]
+    shapes = [(4, 2, 3 * num_gates), (3, 3 * num_gates), (3 * num_gates,)]
+    arguments = [jnp.asarray(RNG.normal(size=shape)) for shape in shapes]
+    state = tuple(jnp.asarray(RNG.normal(size=(2, 3))) for _ in range(num_states))
+    weights = jnp.asarray(RNG.normal(size=(4, 2, 3)))
+
+    def run_scan(inputs, kernel, bias, state):
+        def step(state, inputs):
+            state = run_cell(state, inputs, state[0] @ kernel + bias)
+            return state, state[0]
+
+        return jax.lax.scan(step, state, inputs)[1]
+
+    def sum_outputs(run, *arguments):
+        return jnp.sum(weights * run(*arguments) ** 2)
+
+    def sum_gradients(run, *arguments):
+        gradients = jax.grad(partial(sum_outputs, run), (0, 1, 2, 3))(*arguments)
+        return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(gradients))
+
+    with enable_x64():
+        arguments = [*(a.astype(jnp.float64) for a in arguments)]
+        state = tuple(a.astype(jnp.float64) for a in state)
+        for function in (sum_outputs, sum_gradients):
+            actual, expected = (
+                jax.grad(partial(function, run), (0, 1, 2, 3))(*arguments, state)
+                for run in (partial(run_positions, run_cell), run_scan)
+            )
+            for leaf, other in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
+                np.testing.assert_allclose(leaf, other, rtol=1e-9, atol=1e-11)
 
 
 def test_fasttext_ignores_padding():
