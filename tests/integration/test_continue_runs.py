@@ -130,8 +130,8 @@ def test_sweep_resumes_to_more_rounds(tmp_path):
 @pytest.mark.parametrize(
     ("name", "where"),
     [
-        ("scaffold", "host"),
         ("ditto", "device"),
+        slow_case("scaffold", "host"),
         slow_case("fedavg", "device"),
         slow_case("fedamp", "device"),
     ],

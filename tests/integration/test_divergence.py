@@ -19,7 +19,6 @@ from fedjax_het.algorithms import METHODS
 from fedjax_het.core import client_loop, evaluation, round_program
 from fedjax_het.core.client_loop import Examples
 from fedjax_het.core.evaluation import (
-    correct,
     evaluate,
     evaluate_clients,
     make_client_tests,
@@ -36,6 +35,7 @@ from fedjax_het.runtime.group_init import init_group, init_states, list_programs
 from fedjax_het.runtime.history import build_curves, get_latest_accuracy, record_rounds
 from fedjax_het.runtime.long_phases import count_nonfinite_per_run
 from fedjax_het.runtime.result_builder import summarize_metrics
+from fedjax_het.tasks.classification import correct
 from fedjax_het.utils.arrays import count_nonfinite
 
 # --- accuracies of logits that are not finite ----------------------------------------------------

@@ -272,7 +272,13 @@ def test_signal_between_call_and_record(case, module, name, monkeypatch):
     assert_bits_equal(loop.run(), expected, name)
 
 
-@pytest.mark.parametrize("case", [Case("dynafed"), Case("scaffold", HOST)], ids=str)
+ITERATOR_CASES = [
+    pytest.param(Case("dynafed"), marks=pytest.mark.slow),
+    Case("scaffold", HOST),
+]
+
+
+@pytest.mark.parametrize("case", ITERATOR_CASES, ids=str)
 def test_iterators_take_turns(case, monkeypatch):
     monkeypatch.setattr("fedjax_het.runtime.long_phases.CHUNK_SECONDS", 0.0)
     expected, loop = Loop(case, None).run(), Loop(case, None)

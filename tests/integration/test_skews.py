@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from support.markers import slow_case
 from support.small_runs import KilledError, assert_results_equal, make_killing_callback
 
 from fedjax_het import (
@@ -71,7 +72,9 @@ def assign_on_host(skew, spec):
     return partition, dataset.train_labels, images, inputs
 
 
-@pytest.mark.parametrize("skew", [COMBINED, ["blur", "contrast"], ["concept"], ["long_tail"]])
+@pytest.mark.parametrize(
+    "skew", [COMBINED, slow_case(["blur", "contrast"]), slow_case(["concept"]), ["long_tail"]]
+)
 def test_run_equals_run_on_changed_arrays(skew):
     spec = RunSpec(**SETTINGS, partition="dirichlet", skew=skew).resolved()
     partition, labels, images, _ = assign_on_host(spec.skew, spec)
@@ -149,7 +152,7 @@ def test_all_kinds_combine():
     assert np.isfinite(result.metrics["train_loss"]).all()
 
 
-@pytest.mark.parametrize("algorithm", ["feddm", pytest.param("fedaf", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("algorithm", ["feddm", slow_case("fedaf")])
 def test_condensing_clients_see_their_skew(algorithm):
     options = {"ipc": 1, "steps": 2, "server_epochs": 1}
     settings = {**SETTINGS, "rounds": 2, "options": options}

@@ -77,6 +77,7 @@ def test_resume_is_bit_equal(eager, tmp_path):
     assert_results_equal(simulate(spec, output_dir=tmp_path, resume=True), whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["feddm", pytest.param("fedaf", marks=pytest.mark.slow)])
 def test_condensing_clients_take_time_and_drop_out(algorithm):
     options = {"ipc": 1, "steps": 2, "server_epochs": 1}

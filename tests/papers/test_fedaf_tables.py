@@ -151,6 +151,7 @@ def test_method_filter_selects_variants():
     assert rows(4, "feddm", "fedaf(lambda_loc=0)") == ["fedaf(lambda_loc=0)", "feddm"]
 
 
+@pytest.mark.slow
 def test_tables_share_runs():
     table1 = list_digests(TABLES[1], datasets=("cifar10",), methods=("fedaf",))
     assert table1 == list_digests(TABLES[3], methods=("fedaf(ipc=50)",))

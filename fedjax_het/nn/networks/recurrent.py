@@ -110,7 +110,16 @@ class RecurrentLayer(nn.Module):
 
 
 def run_lstm_cell(state, inputs, products):
-    """Return the hidden state and the memory after a position of an LSTM, see `Cell`."""
+    """Compute the hidden state and the memory of an LSTM after a position.
+
+    Args:
+      state: the state before the position, arrays `[B, H]`.
+      inputs: products with the input, `[B, gates H]`.
+      products: products with the state, `[B, gates H]`.
+
+    Returns:
+      The state after the position; its first array is the output.
+    """
     gates = jnp.split(inputs + products, 4, axis=-1)
     input_gate, forget_gate, output_gate = map(jax.nn.sigmoid, gates[:3])
     memory = forget_gate * state[1] + input_gate * jnp.tanh(gates[3])
@@ -118,7 +127,16 @@ def run_lstm_cell(state, inputs, products):
 
 
 def run_gru_cell(state, inputs, products):
-    """Return the hidden state after a position of a GRU, see `Cell`."""
+    """Compute the hidden state of a GRU after a position.
+
+    Args:
+      state: the state before the position, arrays `[B, H]`.
+      inputs: products with the input, `[B, gates H]`.
+      products: products with the state, `[B, gates H]`.
+
+    Returns:
+      The state after the position; its first array is the output.
+    """
     inputs, products = (jnp.split(part, 3, axis=-1) for part in (inputs, products))
     reset = jax.nn.sigmoid(inputs[0] + products[0])
     update = jax.nn.sigmoid(inputs[1] + products[1])

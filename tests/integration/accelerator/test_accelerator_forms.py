@@ -12,12 +12,12 @@ from support.small_runs import make_spec, run_spec
 
 from fedjax_het.condensation import augment as augmentation
 from fedjax_het.core import client_rows, device_exchange
-from fedjax_het.core import task as task_module
 from fedjax_het.core.evaluation import CPU_BATCH_SIZE, evaluate, place_evaluation_set
 from fedjax_het.core.execution_plan import ExecutionPlan, make_execution_plan
 from fedjax_het.core.task import Task
 from fedjax_het.nn import make_model
 from fedjax_het.runtime.compiled_programs import build_programs
+from fedjax_het.tasks import classification as task_module
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
 from support.algorithm_builders import FAST_OPTIONS, make_method_federation
 from support.data import IMAGE_SHAPE, NUM_CLASSES, consecutive_partition
+from support.markers import slow_case
 from support.networks import make_centered_model
 from support.reference_loop import (
     ReferenceAdam,
@@ -161,7 +162,7 @@ def test_rounds_match_float64_loop(loop, averaging):
     assert np.abs(kernel - start).max() > 0.1
 
 
-@pytest.mark.parametrize("base", ["fedavg", "scaffold", "feddyn"])
+@pytest.mark.parametrize("base", ["scaffold", slow_case("fedavg"), slow_case("feddyn")])
 def test_no_iterations_are_base(base):
     settings = {"participation": 0.7, "epochs": 2, "model": make_centered_model()}
     hp = {"local_lr": 0.1, "server_lr": 0.7}
@@ -187,7 +188,7 @@ def test_equal_models_give_student_nothing_to_learn():
     assert_trees_all_close(federation.train(2), plain.train(2), atol=1e-6)
 
 
-@pytest.mark.parametrize("loss", ["paper", "code"])
+@pytest.mark.parametrize("loss", ["paper", slow_case("code")])
 def test_devices_share_generator_gradient(loss):
     model, slots, batch_size = make_model("mlp", (8, 8, 1), NUM_CLASSES, hidden=[6]), 3, 8
     options = DataFreeOptions(synthesis_loss=loss)
@@ -231,6 +232,7 @@ def test_images_are_normalized(shape):
     assert np.abs(changed - images).max() > 0.1
 
 
+@pytest.mark.slow
 def test_run_has_traffic_of_base():
     settings = {"model": "mlp", "num_clients": 4, "participation": 0.5, "rounds": 2}
     result = simulate(RunSpec("fedftg", options=FAST_OPTIONS["fedftg"], **settings))

@@ -119,6 +119,7 @@ def test_unroll_equals_sgd_loop(scaling, momentum):
     np.testing.assert_allclose(end.reshape(expected.shape), expected, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_first_order_sums_derivatives_of_steps():
     """The end is the start minus the step size times gradients at the visited points, which the
     derivative holds constant."""

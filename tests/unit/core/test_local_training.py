@@ -6,6 +6,7 @@ import pytest
 from chex import assert_trees_all_close
 from support.algorithm_builders import default_hyper_parameters, make_builder
 from support.data import BATCH_SIZE, CLIENT_SIZES, make_user_dataset
+from support.markers import slow_case
 from support.reference_loop import ReferenceFedAvg, run_and_compare
 from support.small_federation import consecutive_partition, make_small_federation
 from support.small_runs import LOCAL_RUN
@@ -158,7 +159,7 @@ def test_fsl_server_steps_follow_client_steps(options):
     assert_trees_all_close(*models, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fsl"])
+@pytest.mark.parametrize("name", ["fedavg", slow_case("fsl")])
 def test_steps_of_one_epoch_equal_epoch_bitwise(name):
     """Also what FSL's server makes of them, whose epochs go by what clients see."""
     arguments = {**SMALL, "algorithm": name, "hp": {"local_lr": 0.1}}

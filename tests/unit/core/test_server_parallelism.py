@@ -222,7 +222,8 @@ def test_rounds_shared(name):
 # --- whole runs ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [slow_case("dynafed"), "fsl"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dynafed", "fsl"])
 def test_run_shared_and_resumed(name, tmp_path, monkeypatch):
     """Synthesis and pretraining, too, which are between rounds."""
     placed = {"server_work": "shared", "devices": DEVICES}
