@@ -32,6 +32,7 @@ from support.documentation_pages import (
     read_page,
     relative_page_path,
 )
+from support.markers import slow_case
 
 import fedjax_het
 import fedjax_het.methods
@@ -91,7 +92,12 @@ def test_dotted_name_resolves(page):
 # --- commands -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", find_commands())
+COMMANDS = [
+    slow_case(command) if "atlas.py --preset" in command else command for command in find_commands()
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_command_is_valid(command, monkeypatch, tmp_path):
     words = shlex.split(command)
     if words[0] == "srun":  # starts the same command several times

@@ -152,7 +152,8 @@ def test_all_kinds_combine():
     assert np.isfinite(result.metrics["train_loss"]).all()
 
 
-@pytest.mark.parametrize("algorithm", ["feddm", slow_case("fedaf")])
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["feddm", "fedaf"])
 def test_condensing_clients_see_their_skew(algorithm):
     options = {"ipc": 1, "steps": 2, "server_epochs": 1}
     settings = {**SETTINGS, "rounds": 2, "options": options}

@@ -33,10 +33,8 @@ UNSUPPORTED = {
 }
 
 
-@pytest.mark.parametrize(
-    "method",
-    [name if name == "heurfedamp" else slow_case(name) for name in METHODS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
 def test_methods_run_with_x64(method):
     with enable_x64():
         result = run_spec(make_spec(method, rounds=2, eval_every=2))

@@ -78,7 +78,7 @@ def test_resume_is_bit_equal(eager, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["feddm", pytest.param("fedaf", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("algorithm", ["feddm", "fedaf"])
 def test_condensing_clients_take_time_and_drop_out(algorithm):
     options = {"ipc": 1, "steps": 2, "server_epochs": 1}
     settings = {**SETTINGS, "options": options, "rounds": 3}

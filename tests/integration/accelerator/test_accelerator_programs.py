@@ -156,6 +156,7 @@ def test_campaign_stops_in_time(tmp_path, monkeypatch):
     assert half_hour.main(["--minutes", "0.5", "--output-dir", str(tmp_path)]) == 0
 
 
+@pytest.mark.slow
 def test_task_is_interrupted(tmp_path, monkeypatch):
     program = tmp_path / "slow.py"
     program.write_text(

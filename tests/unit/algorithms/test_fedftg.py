@@ -188,7 +188,8 @@ def test_equal_models_give_student_nothing_to_learn():
     assert_trees_all_close(federation.train(2), plain.train(2), atol=1e-6)
 
 
-@pytest.mark.parametrize("loss", ["paper", slow_case("code")])
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["paper", "code"])
 def test_devices_share_generator_gradient(loss):
     model, slots, batch_size = make_model("mlp", (8, 8, 1), NUM_CLASSES, hidden=[6]), 3, 8
     options = DataFreeOptions(synthesis_loss=loss)

@@ -47,6 +47,7 @@ def test_run_evicts_programs_first(monkeypatch):
     assert dropped and dropped[0].currsize == 0
 
 
+@pytest.mark.slow
 def test_evicted_program_is_compiled_again(monkeypatch):
     double = jax.jit(lambda x: 2 * x)
     double(jnp.ones(3))

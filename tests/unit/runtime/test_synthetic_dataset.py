@@ -88,6 +88,7 @@ def test_export_errors(tmp_path, capsys):
         assert expected in error and error.count("\n") == 1, error
 
 
+@pytest.mark.slow
 def test_run_without_synthesis_has_no_synthetic_dataset(tmp_path, capsys):
     options = {**SYNTHESIS_OPTIONS, "trajectory_rounds": 4}
     spec = make_spec("dynafed", options=options, rounds=2)
