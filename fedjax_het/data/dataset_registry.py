@@ -12,6 +12,7 @@ from fedjax_het.data.dataset import Dataset, dataset_from_arrays, validate_datas
 from fedjax_het.data.image_folder import read_cinic10
 from fedjax_het.data.normalization import get_normalization_constants
 from fedjax_het.data.sampling import allocate_equal_counts, shuffle_by_class, take_quota
+from fedjax_het.data.sklearn_tables import read_breast_cancer, read_diabetes
 from fedjax_het.data.sources import (
     SOURCES,
     is_location,
@@ -22,7 +23,6 @@ from fedjax_het.data.sources import (
 from fedjax_het.data.sources.domainnet import DOMAINNET
 from fedjax_het.data.sources.source import FILE_ORDER, PublishedDataset
 from fedjax_het.data.speakers import read_speakers
-from fedjax_het.data.tables import read_breast_cancer, read_diabetes
 from fedjax_het.data.writers import add_writers
 from fedjax_het.utils.config import accept_former_arguments, validate, validate_arguments
 from fedjax_het.utils.errors import ConfigError, display_name, require
