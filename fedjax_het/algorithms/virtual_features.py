@@ -13,7 +13,7 @@ from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.resumable_loops import FEATURES
 from fedjax_het.core.task import Task
 from fedjax_het.utils.arrays import pad_rows, set_row, take_row
-from fedjax_het.utils.input_kinds import map_arrays
+from fedjax_het.utils.input_kinds import take_rows
 
 _INPUT_NAME = "class_batches"
 _MAX_BATCH_SIZE = 128  # images of a forward pass
@@ -106,7 +106,7 @@ def draw_virtual_features(
     num_features = jax.eval_shape(
         lambda v, x: embed(v, task.normalize(x), train=False)[0],
         variables,
-        map_arrays(lambda array: array[:1], cohort.examples.images),
+        take_rows(cohort.examples.images, slice(1)),
     ).shape[-1]
 
     def sum_block(loops, variables, examples, key, is_verification, block):

@@ -36,6 +36,7 @@ from fedjax_het.core.example_transform import ExampleTransform
 from fedjax_het.core.execution_plan import LANES_AXIS, ExecutionPlan
 from fedjax_het.core.resumable_loops import WHOLE_LOOPS, LoopRunner
 from fedjax_het.utils.arrays import AnyArray, has_no_new_nonfinite, set_row, take_row
+from fedjax_het.utils.input_kinds import take_rows
 
 Tree = Any
 
@@ -65,7 +66,7 @@ class Examples(NamedTuple):
         Returns:
           Images as stored, `[B, H, W, C]`.
         """
-        return jax.tree.map(lambda array: array[positions], self.images)
+        return take_rows(self.images, positions)
 
     def take_by_owner(self, positions: jax.Array) -> jax.Array:
         """Return images of several clients, each as its owner sees it.
@@ -76,7 +77,7 @@ class Examples(NamedTuple):
         Returns:
           Images as stored, `[B, H, W, C]`.
         """
-        return jax.tree.map(lambda array: array[positions], self.images)
+        return take_rows(self.images, positions)
 
     def take_labels(self, positions: jax.Array, client: jax.Array) -> jax.Array:
         """Return labels as a client sees them.
@@ -114,7 +115,7 @@ class SkewedExamples(NamedTuple):
           Images `[B, H, W, C]`: float32 with values in [0, 1] before noise under feature skews,
           otherwise as stored.
         """
-        images = jax.tree.map(lambda array: array[positions], self.images)
+        images = take_rows(self.images, positions)
         return images if self.transform is None else self.transform.apply(images, positions, client)
 
     def take_by_owner(self, positions: jax.Array) -> jax.Array:
@@ -126,7 +127,7 @@ class SkewedExamples(NamedTuple):
         Returns:
           Images like the result of `take`.
         """
-        images = jax.tree.map(lambda array: array[positions], self.images)
+        images = take_rows(self.images, positions)
         return (
             images if self.transform is None else self.transform.apply_by_owner(images, positions)
         )

@@ -14,6 +14,7 @@ from fedjax_het.core.resumable_loops import SERVER
 from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
 from fedjax_het.core.task import Task
 from fedjax_het.nn.batch_axis import take_local_rows
+from fedjax_het.utils.input_kinds import take_rows
 
 Tree = Any
 # (variables, batch, key of the step or None) -> (loss, gradient of variables["params"], variables
@@ -222,10 +223,8 @@ def train_on_examples(
 
         def run_step(step, train_state):
             index, mask = batches.take_batch(order, step - first)
-            batch = Batch(
-                jax.tree.map(lambda array: array[index], examples.images),
-                *(examples.labels[index], mask, step),
-            )
+            images = take_rows(examples.images, index)
+            batch = Batch(images, examples.labels[index], mask, step)
             return training.step(train_state, batch)
 
         return jax.lax.fori_loop(begin, end, run_step, train_state)

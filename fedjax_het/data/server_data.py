@@ -22,7 +22,7 @@ from fedjax_het.data.validation import InputValidator, Seed, require_positions
 from fedjax_het.tasks import TASKS
 from fedjax_het.utils.config import NonNegativeInt, validate, validate_arguments
 from fedjax_het.utils.errors import make_value_error, require
-from fedjax_het.utils.input_kinds import map_arrays
+from fedjax_het.utils.input_kinds import take_rows
 from fedjax_het.utils.registry import call_with_supported
 
 _log = logging.getLogger("fedjax_het")
@@ -120,7 +120,7 @@ class ServerData:
         """
         if pool is not None:
             return pool
-        images = map_arrays(lambda array: array[self.indices], dataset.train_images)
+        images = take_rows(dataset.train_images, self.indices)
         return images, dataset.train_labels[self.indices]
 
     def summarize(

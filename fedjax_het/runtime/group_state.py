@@ -49,7 +49,7 @@ from fedjax_het.runtime.split_measures import (
 )
 from fedjax_het.utils.arrays import fetch_to_host
 from fedjax_het.utils.errors import ConfigError
-from fedjax_het.utils.input_kinds import map_arrays
+from fedjax_het.utils.input_kinds import take_rows
 from fedjax_het.utils.signals import defer_signals
 
 MAX_ROUNDS_PER_CHUNK = 16  # rounds per call of the compiled program, at most
@@ -443,7 +443,7 @@ def build_run_inputs(group_state: GroupState) -> dict[str, Any]:
         dataset, fraction = slots[0].dataset, slots[0].spec.validation or 0
         expected_size = math.ceil(fraction * len(dataset.train_labels))
         batch_size, _ = compute_test_batches(
-            plan, map_arrays(lambda array: array[:expected_size], dataset.train_images)
+            plan, take_rows(dataset.train_images, slice(expected_size))
         )
         max_size = max(len(run.validation.indices) for run in group.prepared_runs if run.validation)
         layout = {

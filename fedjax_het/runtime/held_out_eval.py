@@ -31,7 +31,7 @@ from fedjax_het.data import Dataset, Partition
 from fedjax_het.runtime.compiled_programs import build_algorithm
 from fedjax_het.runtime.data_assignment import HeldOutClients
 from fedjax_het.runtime.signature import Signature
-from fedjax_het.utils.input_kinds import map_arrays
+from fedjax_het.utils.input_kinds import take_rows
 
 MAX_LANES = 8
 """Number of clients that fine-tune in parallel."""
@@ -142,5 +142,5 @@ def _select_examples(
 ) -> tuple[Examples, Partition]:
     """Return the examples of these clients on the device, and their partition of these examples."""
     selected, indices = np.unique(partition.indices, return_inverse=True)
-    examples = Examples(map_arrays(lambda array: array[selected], images), labels[selected])
+    examples = Examples(take_rows(images, selected), labels[selected])
     return jax.device_put(examples), dataclasses.replace(partition, indices=indices)

@@ -79,6 +79,19 @@ def map_arrays(function: Any, inputs: Any, *others: Any) -> Any:
     return function(inputs, *others)
 
 
+def take_rows(inputs: Any, rows: Any) -> Any:
+    """Return examples of inputs.
+
+    Args:
+      inputs: an array `[N, ...]`, or a dictionary of arrays.
+      rows: index of the examples: integers, a mask or a slice.
+
+    Returns:
+      The examples: an array, or a dictionary of arrays.
+    """
+    return map_arrays(lambda array: array[rows], inputs)
+
+
 def count_rows(inputs: Any) -> int:
     """Return the number of examples of inputs, an array or a dictionary of arrays."""
     return len(inputs if not isinstance(inputs, Mapping) else next(iter(inputs.values())))

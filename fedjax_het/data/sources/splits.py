@@ -12,7 +12,7 @@ from fedjax_het.data.sampling import shuffle_by_class
 from fedjax_het.data.sources.source import Content
 from fedjax_het.utils.config import Bounds
 from fedjax_het.utils.errors import ConfigError
-from fedjax_het.utils.input_kinds import map_arrays
+from fedjax_het.utils.input_kinds import take_rows
 
 TestFraction = Annotated[float, Bounds(0, 1, open_low=True, open_high=True)]
 _TEST_NAMES = ("test", "validation", "valid", "val")
@@ -147,8 +147,5 @@ def divide_examples(arrays: dict[str, np.ndarray], test_fraction: float) -> dict
         )
     divided: dict[str, Any] = {}
     for split, rows in (("train", ~is_test), ("test", is_test)):
-        divided |= {
-            f"{split}_{name}": map_arrays(lambda array, rows=rows: array[rows], value)
-            for name, value in arrays.items()
-        }
+        divided |= {f"{split}_{name}": take_rows(value, rows) for name, value in arrays.items()}
     return divided
