@@ -22,6 +22,7 @@ from fedjax_het.data.sources import (
 )
 from fedjax_het.data.sources.domainnet import DOMAINNET
 from fedjax_het.data.sources.source import FILE_ORDER, PublishedDataset
+from fedjax_het.data.sources.splits import divide_examples
 from fedjax_het.data.speakers import read_speakers
 from fedjax_het.data.writers import add_writers
 from fedjax_het.utils.config import accept_former_arguments, validate, validate_arguments
@@ -112,7 +113,7 @@ def _make_published_spec(
 
 
 # Never changed: another value would be another benchmark.
-_DIGITS_SPLIT_SEED, _DIGITS_TEST_FRACTION = 0, 0.2
+_DIGITS_TEST_FRACTION = 0.2
 _EMNIST_45_CLASSES, _EMNIST_45_TEST_IMAGES, _EMNIST_45_SEED = 45, 10_000, 45
 _POOLED_SEED, _POOLED_TEST_FRACTION, _TWENTIETH_SEED = 75, 0.25, 20
 _TENTH_SEED = 10
@@ -145,15 +146,7 @@ def read_digits(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray], d
     images = np.rint(digits.images * (255 / 16)).astype(np.uint8)[..., None]
     labels = digits.target.astype(np.int32)
 
-    rng = np.random.default_rng(_DIGITS_SPLIT_SEED)
-    is_test = np.zeros(len(labels), bool)
-    for label in range(10):
-        members = np.flatnonzero(labels == label)
-        count = round(_DIGITS_TEST_FRACTION * len(members))
-        is_test[rng.permutation(members)[:count]] = True
-    arrays = {}
-    for split, is_member in (("train", ~is_test), ("test", is_test)):
-        arrays[f"{split}_images"], arrays[f"{split}_labels"] = images[is_member], labels[is_member]
+    arrays = divide_examples({"images": images, "labels": labels}, _DIGITS_TEST_FRACTION)
     facts = {"source": "scikit-learn", "order": FILE_ORDER}
     return arrays, {"class_names": [str(digit) for digit in range(10)], **facts}
 

@@ -2,8 +2,10 @@
 
 import numpy as np
 
+from fedjax_het.data.sources.splits import divide_examples
+
 # Never changed: another value would be another benchmark.
-_SEED, _TEST_FRACTION = 0, 0.2
+_TEST_FRACTION = 0.2
 
 
 def read_breast_cancer(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray], dict]:
@@ -21,8 +23,10 @@ def read_breast_cancer(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndar
     from sklearn.datasets import load_breast_cancer
 
     table = load_breast_cancer()
-    arrays = _split(table.data, table.target.astype(np.int32), table.target)
-    return arrays, {"class_names": [str(name) for name in table.target_names]}
+    arrays = {"images": table.data.astype(np.float32), "labels": table.target.astype(np.int32)}
+    return divide_examples(arrays, _TEST_FRACTION), {
+        "class_names": [str(name) for name in table.target_names]
+    }
 
 
 def read_diabetes(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray], dict]:
@@ -42,16 +46,5 @@ def read_diabetes(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray],
 
     table = load_diabetes(scaled=False)
     labels = (table.target / 100).astype(np.float32)
-    return _split(table.data, labels, np.zeros(len(labels))), {"task": "regression"}
-
-
-def _split(features: np.ndarray, labels: np.ndarray, strata: np.ndarray) -> dict[str, np.ndarray]:
-    rng, is_test = np.random.default_rng(_SEED), np.zeros(len(labels), bool)
-    for stratum in np.unique(strata):
-        members = rng.permutation(np.flatnonzero(strata == stratum))
-        is_test[members[: round(_TEST_FRACTION * len(members))]] = True
-    arrays = {}
-    for split, rows in (("train", ~is_test), ("test", is_test)):
-        arrays[f"{split}_images"] = features[rows].astype(np.float32)
-        arrays[f"{split}_labels"] = labels[rows]
-    return arrays
+    arrays = {"images": table.data.astype(np.float32), "labels": labels}
+    return divide_examples(arrays, _TEST_FRACTION), {"task": "regression"}
