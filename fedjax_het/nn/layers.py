@@ -69,6 +69,21 @@ class Linear(nn.Module):
         return x @ kernel + bias
 
 
+def apply_hidden_layers(x: jax.Array, widths: tuple[int, ...]) -> jax.Array:
+    """Apply linear layers with ReLU, `hidden1` and so on, in the module that calls.
+
+    Args:
+      x: features `[B, F]`.
+      widths: widths of the layers.
+
+    Returns:
+      Features `[B, widths[-1]]`; `x` if there are no layers.
+    """
+    for layer, width in enumerate(widths):
+        x = jax.nn.relu(Linear(width, name=f"hidden{layer + 1}")(x))
+    return x
+
+
 class Embedding(nn.Module):
     """A vector for each token, drawn from N(0, 1) as PyTorch does.
 

@@ -1,11 +1,10 @@
 """LeNet-5 with ReLU and max pools, the network of NIID-Bench (Li et al., ICDE 2022)."""
 
 import flax.linen as nn
-import jax
 
 from fedjax_het.nn.adapters import make_flax_model
 from fedjax_het.nn.conv_products import ConvImpl
-from fedjax_het.nn.layers import Linear
+from fedjax_het.nn.layers import Linear, apply_hidden_layers
 from fedjax_het.nn.model import Model
 from fedjax_het.nn.networks.cnn import apply_conv_blocks
 from fedjax_het.utils.errors import require
@@ -28,9 +27,7 @@ class LeNet5(nn.Module):
     def __call__(self, x, train):
         """Return features `[B, hidden]` and logits `[B, num_classes]` for images `[B, H, W, C]`."""
         x = apply_conv_blocks(x, FILTERS, self.conv_impl)
-        x = x.reshape(x.shape[0], -1)
-        for layer, features in enumerate(HIDDEN):
-            x = jax.nn.relu(Linear(features, name=f"hidden{layer + 1}")(x))
+        x = apply_hidden_layers(x.reshape(x.shape[0], -1), HIDDEN)
         return x, Linear(self.num_classes, name="head")(x)
 
 

@@ -1,10 +1,9 @@
 """A multi-layer perceptron."""
 
 import flax.linen as nn
-import jax
 
 from fedjax_het.nn.adapters import make_flax_model
-from fedjax_het.nn.layers import Linear
+from fedjax_het.nn.layers import Linear, apply_hidden_layers
 from fedjax_het.nn.model import Model, Shape
 from fedjax_het.utils.config import PositiveInt
 
@@ -23,9 +22,7 @@ class Mlp(nn.Module):
     @nn.compact
     def __call__(self, x, train):
         """Return features `[B, F]` and logits `[B, num_classes]` for inputs `[B, ...]`."""
-        x = x.reshape(x.shape[0], -1)
-        for layer, features in enumerate(self.hidden):
-            x = jax.nn.relu(Linear(features, name=f"hidden{layer + 1}")(x))
+        x = apply_hidden_layers(x.reshape(x.shape[0], -1), self.hidden)
         return x, Linear(self.num_classes, name="head")(x)
 
 

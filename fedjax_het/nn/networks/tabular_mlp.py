@@ -1,11 +1,10 @@
 """A multi-layer perceptron of tables with numbers and categories."""
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 
 from fedjax_het.nn.adapters import make_flax_model
-from fedjax_het.nn.layers import Embedding, Linear
+from fedjax_het.nn.layers import Embedding, Linear, apply_hidden_layers
 from fedjax_het.nn.model import Model
 from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.input_kinds import InputShape, NumTokens
@@ -35,9 +34,7 @@ class TabularMlp(nn.Module):
             if num_tokens is not None:
                 part = Embedding(num_tokens, self.embedding, name=f"embedding_{name}")(part)
             parts.append(part.reshape(part.shape[0], -1))
-        features = jnp.concatenate(parts, axis=1)
-        for layer, width in enumerate(self.hidden):
-            features = jax.nn.relu(Linear(width, name=f"hidden{layer + 1}")(features))
+        features = apply_hidden_layers(jnp.concatenate(parts, axis=1), self.hidden)
         return features, Linear(self.num_classes, name="head")(features)
 
 
