@@ -58,8 +58,8 @@ def decode_images(
     """Decode images of one size.
 
     All images become 8-bit images of one number of channels: gray values are repeated, palettes are
-    applied, and 16-bit values are scaled. A warning names images with transparent pixels, of which
-    the stored colors are used.
+    applied, and 16-bit values are scaled. Transparent pixels have their stored colors; a
+    warning counts their images.
 
     Args:
       files: a path, the bytes of a file, or an image of Pillow for each image.

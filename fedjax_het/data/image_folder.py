@@ -52,8 +52,8 @@ def load_image_folder(
     The images are decoded once and cached. Decoding takes about 0.3 ms per 32x32 image (a minute
     for the 180,000 images of CINIC-10). Classes are the folder names in ascending order, equal for
     train and test; within a class, images are ordered by file name. Gray images of 16 bits are
-    scaled, 65535 to 255. Images are turned upright by their EXIF orientation. Palettes are applied,
-    and a warning names images with transparent pixels, of which the stored colors are used.
+    scaled, 65535 to 255. Images are turned upright by their EXIF orientation. Palettes are applied.
+    Transparent pixels have their stored colors; a warning counts their images.
 
     Hidden files, Thumbs.db and desktop.ini are ignored. Warnings report the number of other files
     and sub-folders of classes that are not read, and classes without images.

@@ -214,7 +214,7 @@ class Oort(AdaptiveSelection):
 def _draw(
     rng: np.random.Generator, clients: np.ndarray, log_weights: np.ndarray, count: int
 ) -> np.ndarray:
-    """Draw clients without replacement, in proportion to weights of which the logarithms differ."""
+    """Draw clients without replacement, in proportion to `exp(log_weights)`."""
     if not count:
         return clients[:0]
     weights = np.exp(log_weights - log_weights.max())

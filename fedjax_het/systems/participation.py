@@ -50,7 +50,7 @@ class PartialWork(SystemModel):
     strength: ClassVar[str] = "stragglers"
 
     def list_warnings(self, run):
-        """Return a warning of a single epoch, of which each part is rounded up to it."""
+        """Return a warning if clients train for one epoch, which is not divided."""
         if self.unit == "steps" or run.local_epochs != 1:
             return []
         prefix = f"{display_name('system')} {self.name} has no effect with local_epochs = 1"

@@ -25,7 +25,7 @@ def read_leaf(
     """Read images by user from the JSON files of LEAF.
 
     A file has the keys `users` and `user_data`; the data of a user has lists `x` and `y`. Images
-    are lists of pixels, of which `shape` gives the axes.
+    are lists of pixels; `shape` gives their axes.
 
     Args:
       location: folder of `train/*.json` and `test/*.json`, or of `*.json`; or LEAF's folder with
