@@ -47,6 +47,12 @@ def prepared_data() -> Path:
     return folder
 
 
+@pytest.fixture
+def private_cache(monkeypatch, tmp_path):
+    """Cache that the test starts empty."""
+    monkeypatch.setenv("FEDJAX_HET_CACHE", str(tmp_path / "cache"))
+
+
 @pytest.fixture(autouse=True)
 def use_single_lane(monkeypatch):
     """What the timing would choose on a CPU anyway; its own tests ask for it."""

@@ -17,10 +17,7 @@ from fedjax_het.data import Dataset
 
 SETTINGS = {"model": "mlp", "partition": "iid", "num_clients": 2, "rounds": 1, "batch_size": 8}
 
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("FEDJAX_HET_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("private_cache")
 
 
 def encode(image):

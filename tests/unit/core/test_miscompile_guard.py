@@ -9,12 +9,7 @@ from support.x64 import enable_x64
 from fedjax_het.core import miscompile_guard
 from fedjax_het.core.miscompile_guard import VerifiedJit, compute_relative_error
 
-
-@pytest.fixture(autouse=True)
-def no_memory(tmp_path, monkeypatch):
-    """What this machine found right before does not count."""
-    monkeypatch.setenv("FEDJAX_HET_CACHE", str(tmp_path / "cache"))
-
+pytestmark = pytest.mark.usefixtures("private_cache")  # results of earlier checks do not count
 
 ROWS = 40_961  # jax-ml/jax#39103: on jaxlib 0.10.2, a fifth of these come out wrong
 

@@ -17,10 +17,7 @@ USERS = {
 }
 USERS = {f"{split}_users": users for split, users in USERS.items()}
 
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("FEDJAX_HET_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("private_cache")
 
 
 def list_users(split):

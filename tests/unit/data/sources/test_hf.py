@@ -16,10 +16,7 @@ from fedjax_het.utils.errors import ConfigError
 
 NAMES = ("ant", "bee", "cat", "dog")
 
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("FEDJAX_HET_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("private_cache")
 
 
 def encode(image):
