@@ -224,7 +224,7 @@ def make_domain_tests(partition: Partition, test_domains: np.ndarray) -> Partiti
       >>> make_domain_tests(partition, np.array([1, 0, 1])).client_indices(1)
       array([0, 2])
     """
-    test_domains = to_array("test_domains", test_domains, "integers [N], a domain for each image")
+    test_domains = to_array("test_domains", test_domains, "integers [N], a domain for each example")
     clients = [np.flatnonzero(test_domains == k) for k in range(partition.num_clients)]
     for domain, images in enumerate(clients):
         require(len(images) > 0, "test images of domain", domain, "at least one")

@@ -413,13 +413,13 @@ def validate_users(
 
 def _to_user_ids(argument: str, values: Any) -> np.ndarray:
     """Convert the users of examples to int64 or text `[N]`."""
-    expected = "integers or texts [N], a user for each image"
+    expected = "integers or texts [N], a user for each example"
     try:
         array = np.asarray(values)
         texts = array.tolist() if array.dtype.kind in "OUT" and array.ndim == 1 else [None]
     except Exception:  # `to_array` reports the reason
         texts = [None]
     if texts and all(isinstance(text, str) for text in texts):
-        require("" not in texts, argument, "", "a text of at least one letter for each image")
+        require("" not in texts, argument, "", "a text of at least one letter for each example")
         return np.array(texts)  # of the smallest width, which the digest contains
     return to_integers(argument, to_array(argument, values, expected), expected).astype(np.int64)

@@ -81,13 +81,13 @@ def require_below(argument: str, numbers: np.ndarray, limit: int, kind: str = "l
 def validate_labels(
     argument: str, labels: Any, images_argument: str, images: Any, kind: str = "label"
 ) -> np.ndarray:
-    """Check labels: one non-negative integer for each image.
+    """Check labels: one non-negative integer for each example.
 
     Args:
       argument: name of the argument, for messages.
       labels: integers `[N]` in [0, 65536).
       images_argument: name of the argument of the images, for messages.
-      images: array `[N, ...]` with an entry for each image, or arrays by name.
+      images: array `[N, ...]` with an entry for each example, or arrays by name.
       kind: the noun for one entry, for messages: "label" or "domain".
 
     Returns:
@@ -96,7 +96,7 @@ def validate_labels(
     Raises:
       ConfigError: if shape, length, dtype or range is invalid.
     """
-    expected = f"integers [N], a {kind} for each image"
+    expected = f"integers [N], a {kind} for each example"
     labels = to_array(argument, labels, expected)
     if labels.ndim == 2:
         expected += f", such as {argument}.{'ravel()' if labels.shape[1] == 1 else 'argmax(-1)'}"
