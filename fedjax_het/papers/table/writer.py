@@ -163,7 +163,8 @@ def _make_table_notes(table_run: TableRun, table: "pd.DataFrame") -> list[str]:
     else:
         notes.append(f"Protocol: {describe_protocol(experiment.run_protocol)}.")
     reported_datasets = {*table_run.reported["dataset"]}
-    if names := [name for name in dict.fromkeys(table["dataset"]) if name not in reported_datasets]:
+    names = [name for name in dict.fromkeys(table["dataset"]) if name not in reported_datasets]
+    if names and experiment.has_reported_values:
         notes.append(f"The paper's table has no values for {', '.join(names)}.")
     if "dataset_note" in table_run.results:
         first_notes = table_run.cell_results.groupby("dataset")["dataset_note"].first().dropna()
