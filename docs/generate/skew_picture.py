@@ -37,7 +37,7 @@ def transform_images(text: str, dataset, position: int) -> list[np.ndarray]:
     inputs = make_skew_inputs(own, jax.random.key(0), dataset.train_labels, owners=None)
     index = np.array([position])
     return [
-        np.asarray(inputs.transform.apply(dataset.train_images[index], index, np.int32(k)))[
+        np.asarray(inputs.transform.apply(dataset.train_inputs[index], index, np.int32(k)))[
             0, ..., 0
         ]
         for k in range(NUM_CLIENTS)

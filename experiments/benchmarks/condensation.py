@@ -75,7 +75,7 @@ def run_benchmark(arguments: Arguments) -> int:
         ]
         np.savez(
             problem,
-            images=(dataset.train_images / 255 - dataset.mean) / dataset.std,
+            images=(dataset.train_inputs / 255 - dataset.mean) / dataset.std,
             **{f"pair{i}": positions for i, positions in enumerate(pair_indices)},
         )
         for _ in range(arguments.turns):

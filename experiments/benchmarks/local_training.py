@@ -280,7 +280,7 @@ def load_images() -> tuple[Dataset, str]:
 def write_images(path: Path, dataset: Dataset) -> None:
     """Write the training images, labels and normalization constants for the programs of peers."""
     mean, std = (np.asarray(values, np.float32) for values in (dataset.mean, dataset.std))
-    np.savez(path, images=dataset.train_images, labels=dataset.train_labels, mean=mean, std=std)
+    np.savez(path, images=dataset.train_inputs, labels=dataset.train_labels, mean=mean, std=std)
 
 
 def alternate_programs(

@@ -56,8 +56,9 @@ from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule, validate_algorithm_spec
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining
-from fedjax_het.utils.config import make_config_class, rename_former_arguments, validate_arguments
+from fedjax_het.utils.config import make_config_class, validate_arguments
 from fedjax_het.utils.errors import make_value_error, require_name
+from fedjax_het.utils.former_names import rename_former_arguments
 from fedjax_het.utils.registry import Registry
 
 METHODS: Registry[AlgorithmSpec] = Registry(

@@ -337,7 +337,7 @@ def draw_control_data(
         train_labels[withheld_indices] = -1  # no class
     positions = random_subset(train_labels, classes, seed=seed)
     labels[np.arange(num_samples), classes] = ONE_HOT_LOGIT
-    return dataset.train_images[positions], labels
+    return dataset.train_inputs[positions], labels
 
 
 class _Server(NamedTuple):

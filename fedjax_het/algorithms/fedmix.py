@@ -211,7 +211,7 @@ def _make_averages(mean_blocks: MeanBlocks, federations: Sequence[FederationData
     averages = []
     for federation in federations:
         dataset = federation.dataset
-        examples = (dataset.train_images, dataset.train_labels, dataset.num_classes)
+        examples = (dataset.train_inputs, dataset.train_labels, dataset.num_classes)
         partition, seed = federation.partition, federation.seed
         averages.append(average_examples(*examples, partition, mean_blocks, seed))
     max_rows = max(len(labels) for _, labels in averages)

@@ -293,8 +293,8 @@ def measure_synthetic_data(
         losses = np.full(len(starts), np.nan)
     positions = np.random.default_rng(spec.seed).permutation(len(dataset.train_labels))[:num_real]
     labels = HARD_LABEL_LOGIT * jax.nn.one_hot(dataset.train_labels[positions], dataset.num_classes)
-    real = Examples(task.normalize(jnp.asarray(dataset.train_images[positions])), labels)
-    probes = task.normalize(jnp.asarray(dataset.test_images[:_NUM_PROBES]))
+    real = Examples(task.normalize(jnp.asarray(dataset.train_inputs[positions])), labels)
+    probes = task.normalize(jnp.asarray(dataset.test_inputs[:_NUM_PROBES]))
     compare = partial(compare_dynamics, synthetic_task, num_steps=num_steps)
     dynamics = jax.lax.map(lambda start: compare(unravel(start), data, real, probes), starts)
     return SyntheticMeasures(rounds, losses, jax.device_get(dynamics), accuracies)

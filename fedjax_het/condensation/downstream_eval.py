@@ -127,11 +127,11 @@ def compare_with_random_subset(
     image_sets = [jnp.asarray(images)]
     for n in range(num_networks):
         subset = random_subset(dataset.train_labels, labels, seed=seed, subset_index=n)
-        image_sets.append(normalize(jnp.asarray(dataset.train_images[subset])))
+        image_sets.append(normalize(jnp.asarray(dataset.train_inputs[subset])))
     set_indices = np.append(np.zeros(num_networks, np.int32), np.arange(num_networks) + 1)
     keys = jax.random.split(make_key(seed), num_networks)
     networks = (set_indices, jnp.concatenate([keys, keys]))
-    test = Examples(normalize(jnp.asarray(dataset.test_images)), jnp.asarray(dataset.test_labels))
+    test = Examples(normalize(jnp.asarray(dataset.test_inputs)), jnp.asarray(dataset.test_labels))
     args = (model, jnp.stack(image_sets), jnp.asarray(labels, jnp.int32), networks, test)
     accuracies = _train_and_test_sets(*args, epochs=epochs)
     synthetic, random = np.asarray(accuracies, np.float64).reshape(2, num_networks)
@@ -461,7 +461,7 @@ def measure_scratch_accuracies(
     for name, value in {"num_networks": num_networks, "epochs": epochs}.items():
         require(is_integer_at_least(value, 1), name, value, "a whole number >= 1")
     normalize = Task(model, dataset.mean, dataset.std).normalize
-    test = Examples(normalize(jnp.asarray(dataset.test_images)), jnp.asarray(dataset.test_labels))
+    test = Examples(normalize(jnp.asarray(dataset.test_inputs)), jnp.asarray(dataset.test_labels))
     keys = jax.random.split(make_key(seed), num_networks)
     classes = dataset.num_classes
     factor = classes if loss_scaling == "cross_entropy_over_classes" else 1
@@ -471,7 +471,7 @@ def measure_scratch_accuracies(
         return SyntheticData(images, label_logits, jnp.float32(jnp.nan))
 
     def take_real(positions: np.ndarray | slice) -> SyntheticData:
-        images = normalize(jnp.asarray(dataset.train_images[positions]))
+        images = normalize(jnp.asarray(dataset.train_inputs[positions]))
         return make_labeled(images, dataset.train_labels[positions])
 
     def best_accuracy(data: SyntheticData, n: int, strategy: str, scaling: str) -> float:

@@ -17,7 +17,8 @@ from fedjax_het.config.settings import (
     rename_former_settings,
     separate_hyperparameters,
 )
-from fedjax_het.utils.config import get_field_docs, rename_former_arguments
+from fedjax_het.utils.config import get_field_docs
+from fedjax_het.utils.former_names import rename_former_arguments
 from fedjax_het.utils.text import make_html_table
 from fedjax_het.utils.yaml_files import dump_yaml
 

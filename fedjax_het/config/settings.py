@@ -12,8 +12,9 @@ from fedjax_het.compression import to_compression_setting
 from fedjax_het.config.kind_settings import KIND_SETTINGS
 from fedjax_het.skews import SKEW_SETTING
 from fedjax_het.systems import SYSTEM_SETTING
-from fedjax_het.utils.config import Bounds, rename_former_arguments, to_python_scalar
+from fedjax_het.utils.config import Bounds, to_python_scalar
 from fedjax_het.utils.errors import ConfigError, require, require_name
+from fedjax_het.utils.former_names import rename_former_arguments
 
 # Settings younger than the first kept results. Digests of older runs must not change.
 _OMITTED_WHEN_EMPTY = (

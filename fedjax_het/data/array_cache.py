@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_het.utils.env import get_cache_dir, make_private_dir
+from fedjax_het.utils.former_names import FORMER_ARRAY_NAMES, rename_former_arguments
 from fedjax_het.utils.io import DamagedFileError, read_npz, write_npz
 
 _log = logging.getLogger("fedjax_het")
@@ -79,7 +80,8 @@ def load_cached_arrays(
     """
     path = dataset_cache_folder(cache_dir) / f"{key}.npz"
     try:
-        return read_npz(path)
+        arrays, meta = read_npz(path)
+        return rename_former_arguments(arrays, FORMER_ARRAY_NAMES), meta
     except FileNotFoundError:
         pass
     except DamagedFileError as error:

@@ -34,7 +34,7 @@ def read_cylinder_bell_funnel(data_dir=None, cache_dir=None) -> tuple[dict[str, 
         labels = rng.integers(0, len(CLASS_NAMES), len(devices)).astype(np.int32)
         series = _draw_series(rng, labels)
         series = factors[devices, None] * series + offsets[devices, None]
-        arrays[f"{split}_images"] = series[..., None].astype(np.float32)
+        arrays[f"{split}_inputs"] = series[..., None].astype(np.float32)
         arrays[f"{split}_labels"] = labels
         arrays[f"{split}_users"] = np.array([f"device{device:02d}" for device in devices])
     note = f"artificial series that {_NUM_DEVICES} devices measure"

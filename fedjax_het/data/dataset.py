@@ -20,6 +20,11 @@ from fedjax_het.tasks import TASKS, Classification, TaskKind
 from fedjax_het.utils.array_validation import require_below
 from fedjax_het.utils.config import Bounds, validate, validate_arguments
 from fedjax_het.utils.errors import require
+from fedjax_het.utils.former_names import (
+    FORMER_ARRAY_NAMES,
+    accept_former_arguments,
+    accept_former_fields,
+)
 from fedjax_het.utils.input_kinds import (
     FrozenMapping,
     InputKind,
@@ -40,6 +45,7 @@ _Mean = Annotated[float, Bounds(-1e6, 1e6)]
 _Deviation = Annotated[float, Bounds(1e-6, 1e6)]
 
 
+@accept_former_fields(FORMER_ARRAY_NAMES)
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Labeled examples for training and test, held on the host.
@@ -54,10 +60,10 @@ class Dataset:
 
     Attributes:
       name: name of the data set, shown in results.
-      train_images: training inputs: images `[N, H, W, C]`, uint8, or float32 for a user's own float
+      train_inputs: training inputs: images `[N, H, W, C]`, uint8, or float32 for a user's own float
         arrays; features `[N, F]` or series `[N, T, F]`, float32; or tokens `[N, T]`, int32.
       train_labels: training labels, int32 `[N]` in [0, num_classes).
-      test_images: test inputs `[N_test, ...]`, of the format of `train_images`.
+      test_inputs: test inputs `[N_test, ...]`, of the format of `train_inputs`.
       test_labels: test labels, int32 `[N_test]` in [0, num_classes).
       num_classes: number of classes.
       mean: mean of each channel or feature, for uint8 images scaled to [0, 1], otherwise of the
@@ -65,13 +71,13 @@ class Dataset:
       std: standard deviation of each channel or feature, in the unit of `mean`.
       class_names: name of each class, or ().
       note: facts that readers of results need, e.g. that the images were re-encoded with loss.
-      train_domains: domain of each training image, int32 `[N]`, a position in `domain_names`, for a
-        data set of several domains (clipart, photographs, ...). None for other data sets.
-      test_domains: domain of each test image, int32 `[N_test]`, or None.
+      train_domains: domain of each training example, int32 `[N]`, a position in `domain_names`, for
+        a data set of several domains (clipart, photographs, ...). None for other data sets.
+      test_domains: domain of each test example, int32 `[N_test]`, or None.
       domain_names: name of each domain, or ().
-      server_images: images of the server for `server_data="user"`, in the format of `train_images`.
+      server_inputs: inputs of the server for `server_data="user"`, in the format of `train_inputs`.
         None if the user passed none.
-      server_labels: labels of `server_images`, int32, or None.
+      server_labels: labels of `server_inputs`, int32, or None.
       is_16_bit: whether float images were uint16 images, which were divided by 65535.
       train_users: user of each training example, int64 or text `[N]`, for the partition `natural`.
         None for a data set without users.
@@ -89,17 +95,17 @@ class Dataset:
     Example:
       >>> import numpy as np
       >>> from fedjax_het import dataset_from_arrays
-      >>> images, labels = np.zeros((6, 8, 8, 3), np.uint8), np.arange(6) % 2
-      >>> dataset_from_arrays(images, labels, images[:2], labels[:2], name="blank")
+      >>> inputs, labels = np.zeros((6, 8, 8, 3), np.uint8), np.arange(6) % 2
+      >>> dataset_from_arrays(inputs, labels, inputs[:2], labels[:2], name="blank")
       Dataset('blank': 6 train and 2 test images (8, 8, 3), 2 classes)
     """
 
     CONSTRUCTORS: ClassVar[str] = "load_dataset, load_image_folder or dataset_from_arrays return"
 
     name: str
-    train_images: np.ndarray
+    train_inputs: np.ndarray
     train_labels: np.ndarray
-    test_images: np.ndarray
+    test_inputs: np.ndarray
     test_labels: np.ndarray
     num_classes: int
     mean: tuple[float, ...]
@@ -109,7 +115,7 @@ class Dataset:
     train_domains: np.ndarray | None = None
     test_domains: np.ndarray | None = None
     domain_names: tuple[str, ...] = ()
-    server_images: np.ndarray | None = None
+    server_inputs: np.ndarray | None = None
     server_labels: np.ndarray | None = None
     is_16_bit: bool = field(default=False, repr=False)
     train_users: np.ndarray | None = None
@@ -125,7 +131,7 @@ class Dataset:
     @property
     def input_shape(self) -> InputShape:
         """Shape of the input of one example, such as (H, W, C) of an image; or shapes by name."""
-        shapes = map_arrays(lambda array: tuple(array.shape[1:]), self.train_images)
+        shapes = map_arrays(lambda array: tuple(array.shape[1:]), self.train_inputs)
         return FrozenMapping(shapes) if isinstance(shapes, dict) else shapes
 
     @property
@@ -136,31 +142,36 @@ class Dataset:
     def digest(self) -> str:
         """Return the SHA-256 of the content, in hexadecimal.
 
-        Images, labels, number of classes, mean, standard deviation, domains, users and the server's
+        Inputs, labels, number of classes, mean, standard deviation, domains, users and the server's
         examples enter; names, the note, the source and the order's name do not. The first call
-        takes about 1 s per GB of images; later calls return the stored digest.
+        takes about 1 s per GB of inputs; later calls return the stored digest.
         """
         return self._digest
 
     @cached_property
     def _digest(self) -> str:
-        names = ["train_images", "train_labels", "test_images", "test_labels"]
+        names = ["train_inputs", "train_labels", "test_inputs", "test_labels"]
         constants = {name: getattr(self, name) for name in ("num_classes", "mean", "std")}
         if self.domain_names:  # otherwise the digest equals the digest of versions without domains
             names += ["train_domains", "test_domains"]
             constants["num_domains"] = len(self.domain_names)
-        if self.server_images is not None:
-            names += ["server_images", "server_labels"]
+        if self.server_inputs is not None:
+            names += ["server_inputs", "server_labels"]
         if self.num_tokens is not None:
             constants["num_tokens"] = self.num_tokens
         if self.task != "classification":
             constants["task"] = self.task
         names += [n for n in ("train_users", "test_users") if getattr(self, n) is not None]
+        digest_names = {name: former_name for former_name, name in FORMER_ARRAY_NAMES.items()}
         arrays: dict[str, np.ndarray] = {}
         for name in names:
             value = getattr(self, name)
             parts = value if isinstance(value, Mapping) else {"": value}
-            arrays |= {f"{name}.{part}" if part else name: a for part, a in parts.items()}
+            # The digest contains the names of version 0.6.
+            digest_name = digest_names.get(name, name)
+            arrays |= {
+                f"{digest_name}.{part}" if part else digest_name: a for part, a in parts.items()
+            }
         constants = {n: dict(v) if isinstance(v, Mapping) else v for n, v in constants.items()}
         return digest_arrays(arrays, constants)
 
@@ -243,11 +254,12 @@ class Dataset:
         return make_html_table(rows)
 
 
+@accept_former_arguments("dataset_from_arrays", FORMER_ARRAY_NAMES)
 @validate_arguments
 def dataset_from_arrays(
-    train_images: ArrayLike,
+    train_inputs: ArrayLike,
     train_labels: ArrayLike,
-    test_images: ArrayLike,
+    test_inputs: ArrayLike,
     test_labels: ArrayLike,
     *,
     name: str = "user",
@@ -259,7 +271,7 @@ def dataset_from_arrays(
     train_domains: ArrayLike | None = None,
     test_domains: ArrayLike | None = None,
     domain_names: Sequence[str] = (),
-    server_images: ArrayLike | None = None,
+    server_inputs: ArrayLike | None = None,
     server_labels: ArrayLike | None = None,
     channels: Literal["first", "last"] | None = None,
     train_users: ArrayLike | None = None,
@@ -274,14 +286,14 @@ def dataset_from_arrays(
     Arrays that already have the final dtype are not copied: do not change them afterwards.
 
     Args:
-      train_images: training inputs. Images `[N, H, W, C]`: integers in 0..255 are stored as uint8;
+      train_inputs: training inputs. Images `[N, H, W, C]`: integers in 0..255 are stored as uint8;
         finite floats in [0, 1] and standardized floats are stored as float32; uint16 images with a
         pixel above 255 have 16 bits and become float32 in [0, 1], where 65535 is 1. Features
         `[N, F]` or series `[N, T, F]`: finite floats. Tokens `[N, T]`: integers in
         [0, num_tokens). Several arrays of these kinds: a dictionary of them by name.
       train_labels: training labels: classes, integers `[N]` in [0, num_classes); or the labels of
         `task`.
-      test_images: test inputs `[N_test, ...]`, in the format of `train_images`.
+      test_inputs: test inputs `[N_test, ...]`, in the format of `train_inputs`.
       test_labels: test labels, in the form of `train_labels`.
       name: name of the data set, shown in results.
       num_classes: number of classes. Default: the largest label plus one, provided that this is at
@@ -290,13 +302,13 @@ def dataset_from_arrays(
       std: standard deviation of each channel or feature (default: of the training inputs).
       class_names: name of each class; a text gives one letter to each class.
       note: facts that readers of results need.
-      train_domains: domain of each training image, integers `[N]` in [0, number of domains).
-      test_domains: domain of each test image, integers `[N_test]`. Every domain needs at least one
-        test image, so that its accuracy is a number.
+      train_domains: domain of each training example, integers `[N]` in [0, number of domains).
+      test_domains: domain of each test example, integers `[N_test]`. Every domain needs at least
+        one test example, so that its accuracy is a number.
       domain_names: name of each domain. Default: the numbers of the domains.
-      server_images: images from which the server learns with `server_data="user"`, at least one, in
-        the format of `train_images`.
-      server_labels: labels of `server_images`, integers in [0, num_classes).
+      server_inputs: inputs from which the server learns with `server_data="user"`, at least one, in
+        the format of `train_inputs`.
+      server_labels: labels of `server_inputs`, integers in [0, num_classes).
       channels: axis of the channels in all images: "first" for `[N, C, H, W]`, the layout of
         PyTorch, or "last" for `[N, H, W, C]`. Default: "last"; images of 1 to 4 rows and more than
         4 channels are then an error, since they look like `[N, C, H, W]`.
@@ -322,22 +334,20 @@ def dataset_from_arrays(
     Example:
       >>> import numpy as np
       >>> from fedjax_het import dataset_from_arrays
-      >>> images, labels = np.full((4, 2, 2, 1), 51, np.uint8), np.array([0, 1, 0, 1])
-      >>> dataset = dataset_from_arrays(images, labels, images, labels)
+      >>> inputs, labels = np.full((4, 2, 2, 1), 51, np.uint8), np.array([0, 1, 0, 1])
+      >>> dataset = dataset_from_arrays(inputs, labels, inputs, labels)
       >>> dataset.num_classes, dataset.mean, dataset.std
       (2, (0.2,), (1.0,))
     """
-    inputs: dict[str, Any] = {"train_images": train_images, "test_images": test_images}
-    inputs["server_images"] = server_images
+    inputs: dict[str, Any] = {"train_inputs": train_inputs, "test_inputs": test_inputs}
+    inputs["server_inputs"] = server_inputs
     validator = InputValidator.from_user(inputs, num_tokens, channels)
     tokens, is_16_bit = validator.num_tokens, validator.is_16_bit
-    train_inputs = validator.validate("train_images", train_images)
-    test_inputs = validator.validate("test_images", test_images, train_inputs)
+    train = validator.validate("train_inputs", train_inputs)
+    test = validator.validate("test_inputs", test_inputs, train)
     task_kind: type[TaskKind] = TASKS.require(task).make
-    train_labels = task_kind.validate_labels(
-        "train_labels", train_labels, "train_images", train_inputs
-    )
-    test_labels = task_kind.validate_labels("test_labels", test_labels, "test_images", test_inputs)
+    train_labels = task_kind.validate_labels("train_labels", train_labels, "train_inputs", train)
+    test_labels = task_kind.validate_labels("test_labels", test_labels, "test_inputs", test)
     if task_kind.has_classes:
         labels = {"train_labels": train_labels, "test_labels": test_labels}
         num_classes = resolve_num_classes(num_classes, labels)
@@ -351,18 +361,18 @@ def dataset_from_arrays(
     expected = f"{num_classes} names, one for each class, or none"
     require(len(class_names) in (0, num_classes), "class_names", class_names[:10], expected)
 
-    mean, std = _validate_constants(train_inputs, mean, std)
+    mean, std = _validate_constants(train, mean, std)
     domains = {"train_domains": train_domains, "test_domains": test_domains}
-    domain_fields = validate_domains(domains, domain_names, (train_inputs, test_inputs))
+    domain_fields = validate_domains(domains, domain_names, (train, test))
     server_examples = validate_server_examples(
-        *(server_images, server_labels, train_inputs, num_classes),
+        *(server_inputs, server_labels, train, num_classes),
         validator=validator,
         task_kind=task_kind,
     )
     user_fields = validate_users(
-        {"train_users": train_users, "test_users": test_users}, (train_inputs, test_inputs)
+        {"train_users": train_users, "test_users": test_users}, (train, test)
     )
-    arrays = (train_inputs, train_labels, test_inputs, test_labels)
+    arrays = (train, train_labels, test, test_labels)
     for value in (*arrays, *domain_fields[:2], *server_examples, *user_fields):
         for array in value.values() if isinstance(value, Mapping) else (value,):
             if array is not None:
@@ -412,9 +422,9 @@ def validate_dataset(dataset: Any) -> Dataset:
 
 
 def validate_server_examples(
-    server_images: Any,
+    server_inputs: Any,
     server_labels: Any,
-    train_images: np.ndarray,
+    train_inputs: np.ndarray,
     num_classes: int,
     *,
     validator: "InputValidator",
@@ -423,88 +433,88 @@ def validate_server_examples(
     """Check the inputs and labels from which the server learns.
 
     Args:
-      server_images: inputs `[M, ...]` in the format of `train_images`, or None.
+      server_inputs: inputs `[M, ...]` in the format of `train_inputs`, or None.
       server_labels: labels, in the form of the training labels, or None.
-      train_images: training inputs `[N, ...]`, already checked.
+      train_inputs: training inputs `[N, ...]`, already checked.
       num_classes: number of classes.
       validator: checks inputs of the kind of the training inputs.
       task_kind: kind of the task.
 
     Returns:
-      `(server_images, server_labels)`, with int32 labels; `(None, None)` if both are None.
+      `(server_inputs, server_labels)`, with int32 labels; `(None, None)` if both are None.
 
     Raises:
       ConfigError: if only one of the two is None, or if an array is invalid.
     """
-    if server_images is None and server_labels is None:
+    if server_inputs is None and server_labels is None:
         return None, None
-    for argument, values in (("server_images", server_images), ("server_labels", server_labels)):
+    for argument, values in (("server_inputs", server_inputs), ("server_labels", server_labels)):
         require(values is not None, argument, values, "an array, since the other of the two is set")
-    server_images = validator.validate("server_images", server_images, train_images)
-    arguments = ("server_labels", server_labels, "server_images", server_images)
+    server_inputs = validator.validate("server_inputs", server_inputs, train_inputs)
+    arguments = ("server_labels", server_labels, "server_inputs", server_inputs)
     server_labels = task_kind.validate_labels(*arguments)
     if task_kind.has_classes:
         require_below("server_labels", server_labels, num_classes)
-    return server_images, server_labels
+    return server_inputs, server_labels
 
 
-def _validate_constants(train_images: Any, mean: Any, std: Any) -> tuple[Any, Any]:
+def _validate_constants(train_inputs: Any, mean: Any, std: Any) -> tuple[Any, Any]:
     """Return the checked constants of normalization; by default the training inputs' statistics."""
 
     def validate_array(
-        images: np.ndarray, mean: Any, std: Any, suffix: str = ""
+        inputs: np.ndarray, mean: Any, std: Any, suffix: str = ""
     ) -> tuple[Any, Any]:
-        statistics = compute_channel_statistics(images) if mean is None or std is None else ((), ())
+        statistics = compute_channel_statistics(inputs) if mean is None or std is None else ((), ())
         mean = validate(f"mean{suffix}", statistics[0] if mean is None else mean, tuple[_Mean, ...])
         std = validate(
             f"std{suffix}", statistics[1] if std is None else std, tuple[_Deviation, ...]
         )
         for argument, constants in ((f"mean{suffix}", mean), (f"std{suffix}", std)):
-            num_channels = 0 if images.dtype == np.int32 else images.shape[-1]
-            noun = "channel" if images.ndim == 4 else "feature"
+            num_channels = 0 if inputs.dtype == np.int32 else inputs.shape[-1]
+            noun = "channel" if inputs.ndim == 4 else "feature"
             expected = f"{num_channels} finite numbers, one for each {noun}"
             require(len(constants) == num_channels, argument, constants, expected)
         return mean, std
 
-    if not isinstance(train_images, Mapping):
-        return validate_array(train_images, mean, std)
+    if not isinstance(train_inputs, Mapping):
+        return validate_array(train_inputs, mean, std)
     given = []
     for argument, value in (("mean", mean), ("std", std)):
         is_valid = value is None or (
-            isinstance(value, Mapping) and value.keys() <= train_images.keys()
+            isinstance(value, Mapping) and value.keys() <= train_inputs.keys()
         )
-        expected = f"constants by name: {', '.join(train_images)}"
+        expected = f"constants by name: {', '.join(train_inputs)}"
         require(is_valid, argument, value, expected)
         given.append(value or {})
     pairs = {
         name: validate_array(array, given[0].get(name), given[1].get(name), f"[{name!r}]")
-        for name, array in train_images.items()
+        for name, array in train_inputs.items()
     }
     means, deviations = (FrozenMapping({n: pair[i] for n, pair in pairs.items()}) for i in (0, 1))
     return means, deviations
 
 
-def compute_channel_statistics(images: Any) -> tuple[Any, Any]:
+def compute_channel_statistics(inputs: Any) -> tuple[Any, Any]:
     """Compute mean and standard deviation of each channel or feature.
 
     Exact for uint8 images, whose 256 levels are counted. A constant channel gets a deviation of 1.
 
     Args:
-      images: inputs `[N, ..., C]`, or arrays by name; uint8 images are scaled to [0, 1].
+      inputs: arrays `[N, ..., C]`, or arrays by name; uint8 images are scaled to [0, 1].
 
     Returns:
       `(mean, std)`, each a tuple of C floats, or tuples by name; `((), ())` for int32 tokens.
     """
-    if isinstance(images, Mapping):
-        pairs = {name: compute_channel_statistics(array) for name, array in images.items()}
+    if isinstance(inputs, Mapping):
+        pairs = {name: compute_channel_statistics(array) for name, array in inputs.items()}
         by_name = [{name: pair[i] for name, pair in pairs.items()} for i in range(2)]
         return FrozenMapping(by_name[0]), FrozenMapping(by_name[1])
     means, deviations = [], []
-    if images.dtype == np.int32:
+    if inputs.dtype == np.int32:
         return (), ()
-    for channel in range(images.shape[-1]):
-        values = images[..., channel]
-        if images.dtype == np.uint8:
+    for channel in range(inputs.shape[-1]):
+        values = inputs[..., channel]
+        if inputs.dtype == np.uint8:
             counts, levels = np.bincount(values.ravel(), minlength=256), np.arange(256) / 255
             mean = np.average(levels, weights=counts)
             deviation = np.sqrt(np.average((levels - mean) ** 2, weights=counts))

@@ -25,8 +25,9 @@ from fedjax_het.data.sources.source import FILE_ORDER, PublishedDataset
 from fedjax_het.data.sources.splits import divide_examples
 from fedjax_het.data.speakers import read_speakers
 from fedjax_het.data.writers import add_writers
-from fedjax_het.utils.config import accept_former_arguments, validate, validate_arguments
+from fedjax_het.utils.config import validate, validate_arguments
 from fedjax_het.utils.errors import ConfigError, display_name, require
+from fedjax_het.utils.former_names import accept_former_arguments
 from fedjax_het.utils.registry import (
     REQUIRED,
     Registry,
@@ -83,10 +84,10 @@ def _make_dataset(
     name: str, arrays: dict[str, np.ndarray], meta: dict[str, Any], normalization: str | None
 ) -> Dataset:
     """Return the data set of a source's content, with normalization constants."""
-    images = arrays["train_images"]
+    inputs = arrays["train_inputs"]
     constants: tuple[Any, Any] = (None, None)  # of other inputs, which are converted below
-    if normalization not in (None, "dataset") or getattr(images, "ndim", 0) == 4:
-        constants = get_normalization_constants(name, normalization, images)
+    if normalization not in (None, "dataset") or getattr(inputs, "ndim", 0) == 4:
+        constants = get_normalization_constants(name, normalization, inputs)
     facts = {fact: meta[fact] for fact in _FACTS if fact in meta}
     num_classes = len(meta.get("class_names", ())) or None
     facts |= {"name": name, "num_classes": num_classes}
@@ -146,7 +147,7 @@ def read_digits(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray], d
     images = np.rint(digits.images * (255 / 16)).astype(np.uint8)[..., None]
     labels = digits.target.astype(np.int32)
 
-    arrays = divide_examples({"images": images, "labels": labels}, _DIGITS_TEST_FRACTION)
+    arrays = divide_examples({"inputs": images, "labels": labels}, _DIGITS_TEST_FRACTION)
     facts = {"source": "scikit-learn", "order": FILE_ORDER}
     return arrays, {"class_names": [str(digit) for digit in range(10)], **facts}
 
@@ -199,7 +200,7 @@ def divide_pooled_splits(
     """
     pooled = {
         part: np.concatenate([arrays[f"train_{part}"], arrays[f"test_{part}"]])
-        for part in ("images", "labels")
+        for part in ("inputs", "labels")
     }
     rng = np.random.default_rng(_POOLED_SEED)
     is_test = np.zeros(len(pooled["labels"]), bool)
@@ -249,7 +250,7 @@ def _draw_fraction(
         pools = shuffle_by_class(rng, labels, int(labels.max()) + 1)
         rows = np.sort(np.concatenate([pool[: -(-len(pool) // divisor)] for pool in pools]))
         selected |= {
-            f"{split}_{part}": arrays[f"{split}_{part}"][rows] for part in ("images", "labels")
+            f"{split}_{part}": arrays[f"{split}_{part}"][rows] for part in ("inputs", "labels")
         }
     return selected
 
@@ -472,7 +473,7 @@ def load_dataset(
     dataset = call_with_supported(load, available_arguments)
     dataset = validate(f"return value of data set {name!r}", dataset, Dataset)
     if normalization is not None and parameters.keys().isdisjoint(_NORMALIZATION_ARGUMENTS):
-        mean, std = get_normalization_constants(name, normalization, dataset.train_images)
+        mean, std = get_normalization_constants(name, normalization, dataset.train_inputs)
         dataset = dataclasses.replace(dataset, mean=mean, std=std)
     if dataset.name != name:
         dataset = dataclasses.replace(dataset, name=name)

@@ -158,7 +158,7 @@ def read_image_folder(
         arrays = {}
         for split, split_files in files.items():
             paths = [file.path for file in split_files]
-            arrays[f"{split}_images"] = decode_images(
+            arrays[f"{split}_inputs"] = decode_images(
                 paths, paths.__getitem__, size=size, color=color
             )
             arrays[f"{split}_labels"] = np.array([file.label for file in split_files], np.int32)

@@ -64,7 +64,7 @@ Example:
 
 
 def get_normalization_constants(
-    dataset: str, preset: str | None, train_images: Any
+    dataset: str, preset: str | None, train_inputs: Any
 ) -> tuple[Any, Any]:
     """Return the normalization constants of a data set.
 
@@ -72,7 +72,7 @@ def get_normalization_constants(
       dataset: name of the data set.
       preset: one of `NORMALIZATIONS`. None: DynaFed's constants where it has them, the statistics
         of the training set elsewhere.
-      train_images: training images `[N, H, W, C]`, or other inputs.
+      train_inputs: training images `[N, H, W, C]`, or other inputs.
 
     Returns:
       `(mean, std)` of each channel, for images scaled to [0, 1]; for inputs of several arrays by
@@ -84,19 +84,19 @@ def get_normalization_constants(
     if preset is None:
         preset = "dynafed" if dataset in _CONSTANTS["dynafed"] else "dataset"
     require_name("normalization", preset, NORMALIZATIONS)
-    is_image = getattr(train_images, "ndim", 0) == 4
+    is_image = getattr(train_inputs, "ndim", 0) == 4
     expected = "'dataset' or no value, as the inputs are no images"
     require(is_image or preset == "dataset", "normalization", preset, expected)
-    channels = train_images.shape[-1]
+    channels = train_inputs.shape[-1]
     if preset in ("unit", "fsl"):
         return (0.0,) * channels, (1.0,) * channels
     if preset == "pfllib":
         return (0.5,) * channels, (0.5,) * channels
     if preset in ("dataset", "fedamp"):
-        return compute_channel_statistics(train_images)
+        return compute_channel_statistics(train_inputs)
     if dataset not in _CONSTANTS[preset]:
         raise ConfigError(
             f"{display_name('normalization')} = {preset!r} has no constants for {dataset!r}: "
             f"expected 'dataset' or 'unit' (it has {', '.join(_CONSTANTS[preset])})"
         )
-    return _CONSTANTS[preset][dataset] or compute_channel_statistics(train_images)
+    return _CONSTANTS[preset][dataset] or compute_channel_statistics(train_inputs)

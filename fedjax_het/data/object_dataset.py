@@ -122,7 +122,7 @@ def _read_rows(
     """Return arrays by split, and names of classes and domains, as `read_tables` does."""
     lists = {split: _collect(split, rows, columns) for split, rows in splits.items()}
     arrays: dict[str, dict[str, np.ndarray]] = {
-        split: {"images": _stack_images(split, values["image"], size, channels)}
+        split: {"inputs": _stack_images(split, values["image"], size, channels)}
         for split, values in lists.items()
     }
     meta: dict[str, Any] = {"class_names": _find_class_names(next(iter(splits.values())))}
@@ -136,9 +136,9 @@ def _read_rows(
         for split, array in zip(lists, values, strict=True):
             arrays[split][_ARRAY_NAMES.get(kind, "labels")] = array
     # Splits may differ in the number of channels, if one of them has only gray images.
-    if len({part["images"].shape[-1] for part in arrays.values()}) == 2:
+    if len({part["inputs"].shape[-1] for part in arrays.values()}) == 2:
         for part in arrays.values():
-            part["images"] = np.broadcast_to(part["images"], (*part["images"].shape[:3], 3))
+            part["inputs"] = np.broadcast_to(part["inputs"], (*part["inputs"].shape[:3], 3))
     return arrays, meta
 
 
@@ -187,7 +187,7 @@ def _stack_images(
     """Return images as one array `[N, H, W, C]`."""
     from PIL import Image
 
-    argument = f"{split}_images"
+    argument = f"{split}_inputs"
     if isinstance(images[0], Image.Image | bytes | str):
         return decode_images(images, lambda i: f"{split}[{i}]", size=size, color=None)
     require(size is None, "size", size, "None, as the images are arrays")

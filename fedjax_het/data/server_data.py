@@ -98,8 +98,8 @@ class ServerData:
       >>> dataset = dataset_from_arrays(images, labels, images, labels)
       >>> partition = make_partition("iid", labels, 3, num_clients=4, seed=0)
       >>> server = make_server_data("iid", dataset, partition, 0, {"size": 6})
-      >>> server_images, server_labels = server.get_examples(dataset, None)
-      >>> server_images.shape, np.bincount(server_labels)
+      >>> server_inputs, server_labels = server.get_examples(dataset, None)
+      >>> server_inputs.shape, np.bincount(server_labels)
       ((6, 4, 4, 1), array([2, 2, 2]))
     """
 
@@ -120,7 +120,7 @@ class ServerData:
         """
         if pool is not None:
             return pool
-        images = take_rows(dataset.train_images, self.indices)
+        images = take_rows(dataset.train_inputs, self.indices)
         return images, dataset.train_labels[self.indices]
 
     def summarize(
@@ -250,7 +250,7 @@ def make_server_pool(
         description = f"pool of server_data {source!r}"
         raise make_value_error(description, pool, "(images, labels)")
     images, labels = validate_server_examples(
-        *(*pool, dataset.train_images, dataset.num_classes),
+        *(*pool, dataset.train_inputs, dataset.num_classes),
         validator=InputValidator(dataset.num_tokens),
         task_kind=TASKS[dataset.task].make,
     )

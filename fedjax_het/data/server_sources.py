@@ -209,7 +209,7 @@ def select_shared_class_images(
         members = np.flatnonzero(stl10.train_labels == names.index(name))
         expected = f"at most {len(members)}, the number of training images of {name!r} in STL-10"
         require(per_class <= len(members), "per_class", per_class, expected)
-        images.append(stl10.train_images[members[:per_class]])
+        images.append(stl10.train_inputs[members[:per_class]])
         labels += [dataset.class_names.index(name)] * per_class
     height, width, _ = dataset.input_shape
     return block_mean(np.concatenate(images), height, width), np.array(labels, np.int32)
@@ -248,17 +248,17 @@ def _require_uint8_images(dataset: Dataset) -> None:
     """
     owner = "a source of images for the server"
     require_input_kind(owner, dataset.input_shape, dataset.num_tokens, IMAGE_KINDS)
-    dtype = dataset.train_images.dtype
+    dtype = dataset.train_inputs.dtype
     expected = "uint8, the format of the source's images"
-    require(dtype == np.uint8, "dtype of train_images", str(dtype), expected)
+    require(dtype == np.uint8, "dtype of train_inputs", str(dtype), expected)
 
 
 def _get_user_pool(dataset):
-    """Take the data set's own server_images and server_labels."""
-    expected = "a data set with server_images and server_labels (see dataset_from_arrays)"
-    has_examples = dataset.server_images is not None or dataset.server_labels is not None
+    """Take the data set's own server_inputs and server_labels."""
+    expected = "a data set with server_inputs and server_labels (see dataset_from_arrays)"
+    has_examples = dataset.server_inputs is not None or dataset.server_labels is not None
     require(has_examples, "server_data", "user", expected)
-    return dataset.server_images, dataset.server_labels
+    return dataset.server_inputs, dataset.server_labels
 
 
 def _describe(name: str, **functions: Any) -> ServerSource:

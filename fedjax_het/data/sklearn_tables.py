@@ -23,7 +23,7 @@ def read_breast_cancer(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndar
     from sklearn.datasets import load_breast_cancer
 
     table = load_breast_cancer()
-    arrays = {"images": table.data.astype(np.float32), "labels": table.target.astype(np.int32)}
+    arrays = {"inputs": table.data.astype(np.float32), "labels": table.target.astype(np.int32)}
     return divide_examples(arrays, _TEST_FRACTION), {
         "class_names": [str(name) for name in table.target_names]
     }
@@ -46,5 +46,5 @@ def read_diabetes(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray],
 
     table = load_diabetes(scaled=False)
     labels = (table.target / 100).astype(np.float32)
-    arrays = {"images": table.data.astype(np.float32), "labels": labels}
+    arrays = {"inputs": table.data.astype(np.float32), "labels": labels}
     return divide_examples(arrays, _TEST_FRACTION), {"task": "regression"}

@@ -41,7 +41,7 @@ def read_speakers(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray],
     arrays: dict[str, np.ndarray] = {}
     for split, parts_of_split in inputs.items():
         rows = np.concatenate(parts_of_split)
-        arrays |= {f"{split}_images": rows[:, :-1], f"{split}_labels": rows[:, 1:]}
+        arrays |= {f"{split}_inputs": rows[:, :-1], f"{split}_labels": rows[:, 1:]}
         arrays[f"{split}_users"] = np.array(users[split])
     note = "lines of 20 speakers of Shakespeare's plays, 40 characters each"
     return arrays, {"task": "next_token", "num_tokens": len(characters), "note": note}

@@ -181,7 +181,7 @@ class InputValidator(NamedTuple):
         Raises:
           ConfigError: if `num_tokens` does not fit the training inputs.
         """
-        train = inputs["train_images"]
+        train = inputs["train_inputs"]
         if isinstance(train, Mapping):
             given = {} if num_tokens is None else num_tokens
             is_valid = isinstance(given, Mapping) and given.keys() <= train.keys()
@@ -189,7 +189,7 @@ class InputValidator(NamedTuple):
             require(is_valid, "num_tokens", num_tokens, expected)
             is_valid = all(isinstance(name, str) and name.isidentifier() for name in train)
             expected = "names of letters, digits and underscores, at least one"
-            require(is_valid and len(train) > 0, "train_images", [*train], expected)
+            require(is_valid and len(train) > 0, "train_inputs", [*train], expected)
             return cls(FrozenMapping({name: given.get(name) for name in train}), False, channels)
         require(not isinstance(num_tokens, Mapping), "num_tokens", num_tokens, "one number")
         moved = [move_channels_last(n, images, channels) for n, images in inputs.items()]
@@ -358,7 +358,7 @@ def validate_domains(
         return None, None, ()
     require(not missing, (missing or [""])[0], None, "an array, since the other split has domains")
     train_domains, test_domains = (
-        validate_labels(name, values, name.replace("domains", "images"), split_images, "domain")
+        validate_labels(name, values, name.replace("domains", "inputs"), split_images, "domain")
         for (name, values), split_images in zip(domains.items(), images, strict=True)
     )
     largest = int(max(train_domains.max(), test_domains.max()))

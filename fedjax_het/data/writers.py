@@ -28,13 +28,13 @@ def add_writers(arrays: dict[str, np.ndarray], meta: dict) -> tuple[dict[str, np
     ends = np.cumsum(rng.dirichlet(np.full(_NUM_WRITERS, _SIZE_ALPHA)))
     changed = dict(arrays)
     for split in ("train", "test"):
-        images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
+        images, labels = arrays[f"{split}_inputs"], arrays[f"{split}_labels"]
         # Sorted by class, then dealt by the writers' shares: each class has these shares.
         order = np.argsort(labels + rng.random(len(labels)))
         ranks = np.empty(len(labels))
         ranks[order] = np.arange(len(labels)) * (np.sqrt(5) - 1) / 2 % 1
         writers = np.minimum(np.searchsorted(ends, ranks, side="right"), _NUM_WRITERS - 1)
-        changed[f"{split}_images"] = np.stack(
+        changed[f"{split}_inputs"] = np.stack(
             [
                 _draw_in_style(image, slants[writer], scales[writer], strokes[writer])
                 for image, writer in zip(images, writers, strict=True)

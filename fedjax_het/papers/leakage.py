@@ -157,7 +157,7 @@ def measure_leakage(result: Result, dataset: Dataset) -> list[dict[str, Any]]:
     def inputs(images):
         return np.asarray(task.normalize(jnp.asarray(images)))
 
-    members, non_members = inputs(dataset.train_images[client_indices]), inputs(dataset.test_images)
+    members, non_members = inputs(dataset.train_inputs[client_indices]), inputs(dataset.test_inputs)
     # The numbers of members and others are equal; the images of kind `real` are among the members.
     remaining = rng.permutation(np.setdiff1d(np.arange(len(members)), reference_indices))
     member_subset = np.concatenate([reference_indices, remaining])[: len(non_members)]
@@ -176,8 +176,8 @@ def measure_leakage(result: Result, dataset: Dataset) -> list[dict[str, Any]]:
             -nearest_distances(members, probe_images), -nearest_distances(non_members, probe_images)
         )
         splits = (
-            (dataset.train_images[client_indices], dataset.train_labels[client_indices]),
-            (dataset.test_images, dataset.test_labels),
+            (dataset.train_inputs[client_indices], dataset.train_labels[client_indices]),
+            (dataset.test_inputs, dataset.test_labels),
         )
         loss_attack = evaluate_membership_attack(
             *(-np.asarray(losses(data, *map(jnp.asarray, split), key)) for split in splits)
@@ -265,7 +265,7 @@ def nearest_image_pairs(result: Result, dataset: Dataset) -> tuple[np.ndarray, n
     images = np.asarray(load_synthetic_data(result, dataset.num_classes).images)
     shown = images[np.linspace(0, len(images) - 1, NUM_SHOWN_IMAGES).astype(int)]
     client_indices = np.unique(build_partition(result.spec.resolved(), dataset).indices)
-    candidates = (dataset.train_images[client_indices] / 255 - dataset.mean) / dataset.std
+    candidates = (dataset.train_inputs[client_indices] / 255 - dataset.mean) / dataset.std
     nearest = [np.square(candidates - image).sum((1, 2, 3)).argmin() for image in shown]
     return shown, candidates[nearest]
 

@@ -144,7 +144,7 @@ def make_convex_federation(
     )
     model = make_model("mlp", dataset.input_shape, classes, hidden=())
     task = Task(model, dataset.mean, dataset.std)
-    images = np.asarray(task.normalize(jnp.asarray(dataset.train_images)), np.float64)
+    images = np.asarray(task.normalize(jnp.asarray(dataset.train_inputs)), np.float64)
     features = np.concatenate([images.reshape(len(images), -1), np.ones((len(images), 1))], axis=1)
     loss = SoftmaxRegression(features, labels, np.zeros(len(labels)), l2)
     return ConvexFederation(

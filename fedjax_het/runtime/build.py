@@ -300,16 +300,16 @@ def _place_shared_inputs(group: RunGroup) -> RunGroup:
     Data of a group that had another plan stay where they are, unless the plan spreads them.
     """
     program, run, placed = group.program, group.prepared_runs[0], group.shared_inputs
-    dataset, plan, test_images = run.dataset, program.plan, run.dataset.test_images
+    dataset, plan, test_inputs = run.dataset, program.plan, run.dataset.test_inputs
     has_global_model = program.algorithm.global_model is not None
-    batch_size, num_batches = compute_test_batches(plan, test_images)
+    batch_size, num_batches = compute_test_batches(plan, test_inputs)
     num_eval_batches = num_batches if has_global_model else 1
 
     def place_examples(images: Any, labels: np.ndarray) -> Examples:
         return plan.put(Examples(images, np.asarray(labels)))
 
     def place_training_examples() -> Examples:
-        images, labels = dataset.train_images, dataset.train_labels
+        images, labels = dataset.train_inputs, dataset.train_labels
         if run.pool is not None and program.algorithm.trains_on_server_data:
             images = map_arrays(lambda *parts: np.concatenate(parts), images, run.pool[0])
             labels = np.concatenate([labels, run.pool[1]])
@@ -319,9 +319,9 @@ def _place_shared_inputs(group: RunGroup) -> RunGroup:
         "num_eval_batches": lambda: plan.put(jnp.int32(num_eval_batches)),
         "examples": place_training_examples,
         "test_set": lambda: place_evaluation_set(
-            plan, test_images, dataset.test_labels, dataset.test_domains
+            plan, test_inputs, dataset.test_labels, dataset.test_domains
         ),
-        "test_examples": lambda: place_examples(test_images, dataset.test_labels),
+        "test_examples": lambda: place_examples(test_inputs, dataset.test_labels),
     }
     for name in {"examples", "test_examples"} & placed.keys():
         builders[name] = partial(plan.put, placed[name])

@@ -292,7 +292,7 @@ def user_dataset_digest(spec: ResolvedRunSpec, dataset: Dataset) -> str | None:
         return None
     if is_read_by_package(spec.dataset):  # the same constants may go by several names
         named_constants = get_normalization_constants(
-            spec.dataset, spec.normalization, dataset.train_images
+            spec.dataset, spec.normalization, dataset.train_inputs
         )
         if named_constants == (dataset.mean, dataset.std):
             return None

@@ -443,7 +443,7 @@ def build_run_inputs(group_state: GroupState) -> dict[str, Any]:
         dataset, fraction = slots[0].dataset, slots[0].spec.validation or 0
         expected_size = math.ceil(fraction * len(dataset.train_labels))
         batch_size, _ = compute_test_batches(
-            plan, take_rows(dataset.train_images, slice(expected_size))
+            plan, take_rows(dataset.train_inputs, slice(expected_size))
         )
         max_size = max(len(run.validation.indices) for run in group.prepared_runs if run.validation)
         layout = {

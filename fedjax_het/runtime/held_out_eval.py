@@ -67,7 +67,7 @@ def evaluate_held_out_clients(
     plan, tuning = programs.plan, programs.tuning
     key = make_stream_key(spec.partition_seed, Stream.SKEW)
     skew = make_skew_inputs(held_out.skew, key, dataset.train_labels, owners=None)
-    examples, tests = _select_examples(dataset.test_images, dataset.test_labels, held_out.tests)
+    examples, tests = _select_examples(dataset.test_inputs, dataset.test_labels, held_out.tests)
     test_examples = SkewedExamples(*examples, skew.test_transform, skew.test_label_maps)
     shape = compute_client_tests_shape(plan, tests)
     inputs = (variables, jax.device_put(make_client_tests(plan, tests, shape)), test_examples)
@@ -77,7 +77,7 @@ def evaluate_held_out_clients(
     if spec.held_out_epochs is not None:
         tuning = tuning._replace(epochs=spec.held_out_epochs, steps=None)
     train_examples, partition = _select_examples(
-        dataset.train_images, dataset.train_labels, held_out.partition
+        dataset.train_inputs, dataset.train_labels, held_out.partition
     )
     skewed_examples = SkewedExamples(*train_examples, skew.transform)
     work = ClientWork(

@@ -192,7 +192,7 @@ def list_device_items(
         option = max(ratios, key=lambda name: ratios[name])
         name, value = display_name(f"options {option}"), spec.options[option]
     batch = _compute_batch_bytes(model, variables, spec.batch_size, available_bytes)
-    images = int(copies * sum(array.nbytes for array in jax.tree.leaves(dataset.train_images)))
+    images = int(copies * sum(array.nbytes for array in jax.tree.leaves(dataset.train_inputs)))
     return [
         MemoryItem("dataset", dataset.name, "its training images", images),
         MemoryItem(name, value, "the network's parameters", num_bytes(variables)),

@@ -276,7 +276,7 @@ def _measure_features(assignment: DataAssignment) -> np.ndarray:
     key = make_stream_key(assignment.spec.partition_seed, Stream.SKEW)
     transform = skew.transform or ExampleTransform((), key, ())
     owners = np.repeat(np.arange(partition.num_clients), partition.sizes)
-    features = compute_client_features(dataset.train_images, transform, partition.indices, owners)
+    features = compute_client_features(dataset.train_inputs, transform, partition.indices, owners)
     return compute_feature_distances(features, owners, partition.num_clients)
 
 
@@ -291,7 +291,7 @@ def _measure_gradients(
     work = ClientWork(partition, 1, spec.batch_size)
     scheduler = Scheduler(work, RoundSettings(0, averaging="weighted"), plan.blocks, plan.lanes)
     skew = assignment.make_skew_inputs(1)
-    images = assignment.dataset.train_images
+    images = assignment.dataset.train_inputs
     examples = jax.device_put(SkewedExamples(images, skew.train_labels, skew.transform))
     reference = jax.tree.map(jnp.zeros_like, variables["params"])
     first_step = scheduler.make_first_step_round(0)

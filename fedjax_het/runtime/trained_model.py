@@ -128,7 +128,7 @@ class InputSpec(NamedTuple):
         names += ("num_tokens", "task", "num_outputs", "label_shape", "label_dtype")
         values = {name: getattr(dataset, name) for name in names}
         if dataset.input_kind != "mixed":
-            dtype = str(dataset.train_images.dtype)
+            dtype = str(dataset.train_inputs.dtype)
             if dataset.is_16_bit and dtype == "float32":
                 dtype = "uint16"
             values |= {"dtype": dtype, "scale": INPUT_SCALES[dtype]}
@@ -221,7 +221,7 @@ class TrainedModel:
       >>> from fedjax_het import RunSpec, load_dataset, simulate
       >>> spec = RunSpec("fedavg", "digits", model="mlp", num_clients=2, rounds=1)
       >>> model = simulate(spec).model()
-      >>> model.predict(load_dataset("digits").test_images).shape
+      >>> model.predict(load_dataset("digits").test_inputs).shape
       (359,)
     """
 
@@ -553,7 +553,7 @@ def load_model(path: str | Path, *, network: Any = None) -> TrainedModel:
       >>> from fedjax_het import RunSpec, load_dataset, load_model, simulate
       >>> spec = RunSpec("fedavg", "digits", model="mlp", num_clients=4, rounds=2)
       >>> path = simulate(spec).save_model(tempfile.mkdtemp() + "/model.msgpack")
-      >>> load_model(path).predict(load_dataset("digits").test_images[:5]).shape
+      >>> load_model(path).predict(load_dataset("digits").test_inputs[:5]).shape
       (5,)
     """
     file = read_model_file(Path(path))
@@ -597,8 +597,8 @@ def evaluate(
     num_classes = model.input_spec.num_classes
     expected, actual = f"{num_classes}, as the model has", dataset.num_classes
     require(actual == num_classes, "num_classes of dataset", actual, expected)
-    images, labels = (getattr(dataset, f"{split}_{part}") for part in ("images", "labels"))
-    return model.evaluate(images, labels)
+    inputs, labels = (getattr(dataset, f"{split}_{part}") for part in ("inputs", "labels"))
+    return model.evaluate(inputs, labels)
 
 
 def load_initial_model(spec: ResolvedRunSpec, signature: Signature) -> ModelFile | None:

@@ -35,7 +35,6 @@ import os
 import textwrap
 import types
 import typing
-import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args, get_origin
@@ -482,65 +481,6 @@ def validate_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
     VALIDATED_FUNCTIONS[f"{function.__module__}.{function.__qualname__}"] = wrapper
     return wrapper
-
-
-def rename_former_arguments(
-    arguments: Mapping[str, Any], former_names: Mapping[str, str], caller: str | None = None
-) -> dict[str, Any]:
-    """Replace former names of arguments by their present names.
-
-    Args:
-      arguments: values by name.
-      former_names: present names by former name.
-      caller: name of the function in a DeprecationWarning for each former name (default: no
-        warning, for files and command lines, which stay valid).
-
-    Returns:
-      The values by present name.
-
-    Raises:
-      ConfigError: if an argument is given under both names.
-
-    Example:
-      >>> from fedjax_het.utils.config import rename_former_arguments
-      >>> rename_former_arguments({"colour": "red", "size": 3}, {"colour": "color"})
-      {'color': 'red', 'size': 3}
-    """
-    renamed: dict[str, Any] = {}
-    for name, value in arguments.items():
-        present_name = former_names.get(name, name)
-        if present_name != name and caller is not None:
-            message = f"{caller}: {name} is deprecated, use {present_name}"
-            warnings.warn(message, DeprecationWarning, stacklevel=4)
-        require(present_name not in renamed, name, value, f"only {present_name}")
-        renamed[present_name] = value
-    return renamed
-
-
-def accept_former_arguments(
-    caller: str, former_names: Mapping[str, str]
-) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator of functions that accept keyword arguments under former names.
-
-    Args:
-      caller: name of the function in the DeprecationWarning.
-      former_names: present names by former name.
-
-    Returns:
-      The decorator.
-    """
-
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        @functools.wraps(function)
-        def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-            renamed: Any = kwargs
-            if not former_names.keys().isdisjoint(kwargs):
-                renamed = rename_former_arguments(kwargs, former_names, caller)
-            return function(*args, **renamed)
-
-        return wrapper
-
-    return decorate
 
 
 @functools.cache

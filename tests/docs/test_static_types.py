@@ -36,8 +36,8 @@ spec = RunSpec("fedprox", "digits", alpha=0.1, learning_rate=0.05, hp={"prox_mu"
 data = load_dataset("digits")
 result = simulate(spec, dataset=data, progress=None)
 print(result.metrics["test_accuracy"].shape, result.spec.num_clients, spec.digest().upper())
-dataset_from_arrays(data.train_images, [0, 1], data.test_images, data.test_labels)
-print(data.train_images.shape, spec.resolved().num_clients + 1)
+dataset_from_arrays(data.train_inputs, [0, 1], data.test_inputs, data.test_labels)
+print(data.train_inputs.shape, spec.resolved().num_clients + 1)
 for each in sweep(grid(algorithm=["fedavg", "fedprox"], seed=range(3))).results:
     print(each)
 

@@ -163,7 +163,7 @@ class Reached(Exception):
 
 DATA = make_user_dataset(class_names=("a", "b", "c"))
 ROWS = [
-    (image, int(label)) for image, label in zip(DATA.test_images, DATA.test_labels, strict=True)
+    (image, int(label)) for image, label in zip(DATA.test_inputs, DATA.test_labels, strict=True)
 ]
 LABELS = DATA.train_labels
 SPLIT = data.make_partition("iid", LABELS, 3, num_clients=4, seed=0)
@@ -199,7 +199,7 @@ def make_good_calls(folder) -> dict[str, dict]:
     """Return the arguments of a good call of each function, without sufficient defaults."""
     labels = {"labels": LABELS, "num_classes": 3}
     tests = {"partition": SPLIT, "train_labels": LABELS, "test_labels": DATA.test_labels}
-    images = {f"{split}_images": getattr(DATA, f"{split}_images") for split in ("train", "test")}
+    images = {f"{split}_inputs": getattr(DATA, f"{split}_inputs") for split in ("train", "test")}
     targets = {f"{split}_labels": getattr(DATA, f"{split}_labels") for split in ("train", "test")}
     run = {"spec": SPEC, "dataset": DATA}
     many = {"specs": [SPEC], "dataset": DATA}
@@ -232,7 +232,7 @@ def make_good_calls(folder) -> dict[str, dict]:
         "partition_from_clients": {"clients": [[0, 1], [2]]},
         "average_examples": {
             **labels,
-            "images": DATA.train_images,
+            "images": DATA.train_inputs,
             "partition": SPLIT,
             "blocks": data.MeanBlocks(2),
             "seed": 0,
@@ -273,7 +273,7 @@ def make_good_calls(folder) -> dict[str, dict]:
         "make_server_data": {"source": "iid", "dataset": DATA, "partition": SPLIT, "seed": 0},
         "plot_server_examples": {
             "dataset": DATA,
-            "server_images": DATA.train_images,
+            "server_images": DATA.train_inputs,
             "server_labels": LABELS,
         },
         "plot_condensed": {"images": np.ones((1, 2, 4, 4, 3)), "clients": [0], "classes": [1]},

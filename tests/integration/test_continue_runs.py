@@ -102,7 +102,7 @@ def test_finished_run_is_not_repeated(tmp_path):
 
 def test_state_requires_the_data(tmp_path):
     run(make_spec(rounds=3), tmp_path)
-    other = dataclasses.replace(DATA, train_images=DATA.train_images[::-1].copy())
+    other = dataclasses.replace(DATA, train_inputs=DATA.train_inputs[::-1].copy())
     result, reported = run_and_list_rounds(make_spec(rounds=5), tmp_path, dataset=other)
     assert min(reported) == 1
     assert_results_equal(result, run(make_spec(rounds=5), dataset=other))

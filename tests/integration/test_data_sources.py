@@ -33,13 +33,13 @@ def write_all(root, arrays):
     names = {
         f"{part}_{split}": arrays[f"{split}_{kind}"]
         for split in ("train", "test")
-        for part, kind in (("x", "images"), ("y", "labels"))
+        for part, kind in (("x", "inputs"), ("y", "labels"))
     }
     np.savez(root / "arrays.npz", **names)
     (root / "table").mkdir()
     frames = {}
     for split in ("train", "test"):
-        images = [encode(image[..., 0]) for image in arrays[f"{split}_images"]]
+        images = [encode(image[..., 0]) for image in arrays[f"{split}_inputs"]]
         frames[split] = pd.DataFrame({"image": images, "label": arrays[f"{split}_labels"]})
         frames[split].to_parquet(root / f"table/{split}.parquet")
     return {
@@ -58,7 +58,7 @@ def test_equal_arrays_give_equal_runs(tmp_path):
         write_tfds_dataset(tmp_path / "prepared", "mnist", (28, 28, 1), 10)
     sources = {"array_record": ("mnist", tmp_path / "prepared")}
     base = load_dataset("mnist", data_dir=tmp_path / "prepared")
-    names = ("train_images", "train_labels", "test_images", "test_labels")
+    names = ("train_inputs", "train_labels", "test_inputs", "test_labels")
     sources |= write_all(tmp_path, {name: getattr(base, name) for name in names})
     results, digests = {}, set()
     for source, (data, data_dir) in sources.items():

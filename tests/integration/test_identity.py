@@ -211,8 +211,8 @@ def grow():
 
     def load():
         count = size["n"]
-        images, labels = whole.train_images[:count], whole.train_labels[:count]
-        return dataset_from_arrays(images, labels, whole.test_images, whole.test_labels)
+        images, labels = whole.train_inputs[:count], whole.train_labels[:count]
+        return dataset_from_arrays(images, labels, whole.test_inputs, whole.test_labels)
 
     register_dataset("named", load)
     return lambda count: size.update(n=count)
@@ -604,7 +604,7 @@ def test_figures_of_runs_share_a_folder(tmp_path):
 
 def test_own_data_are_marked_in_texts(tmp_path, capsys):
     data = load_dataset("digits")
-    own = dataclasses.replace(data, train_images=data.train_images[::-1].copy())
+    own = dataclasses.replace(data, train_inputs=data.train_inputs[::-1].copy())
     split = make_partition("iid", data.train_labels, 10, num_clients=3, seed=7)
     spec = RunSpec("fedavg", "digits", partition="iid", **SMALL)
     texts, settings = [], []

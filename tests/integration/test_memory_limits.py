@@ -168,7 +168,7 @@ def test_dataset_counts_on_every_device(monkeypatch):
     group = prepare(make_spec())
     run = group.prepared_runs[0]
     arguments = run.spec, run.dataset, group.program.signature
-    images = run.dataset.train_images.nbytes
+    images = run.dataset.train_inputs.nbytes
 
     def placed(devices):
         return memory_limits.list_device_items(*arguments, devices, None)[0].num_bytes

@@ -62,12 +62,12 @@ def assign_on_host(skew, spec):
     owners[partition.indices] = np.repeat(np.arange(6), partition.sizes)
     key = make_stream_key(seed, Stream.SKEW)
     inputs = make_skew_inputs(own, key, dataset.train_labels, owners)
-    images = DIGITS.train_images / np.float32(255)
+    images = DIGITS.train_inputs / np.float32(255)
     if inputs.transform is not None:
         for k in range(6):
             positions = partition.client_indices(k)
             images[positions] = inputs.transform.apply(
-                DIGITS.train_images[positions], positions, np.int32(k)
+                DIGITS.train_inputs[positions], positions, np.int32(k)
             )
     return partition, dataset.train_labels, images, inputs
 
@@ -81,7 +81,7 @@ def test_run_equals_run_on_changed_arrays(skew):
     changed = dataset_from_arrays(
         images,
         labels,
-        DIGITS.test_images / np.float32(255),
+        DIGITS.test_inputs / np.float32(255),
         DIGITS.test_labels,
         num_classes=10,
         mean=DIGITS.mean,
@@ -105,7 +105,7 @@ def test_client_tests_have_the_skew_of_the_client(skew):
     *_, inputs = assign_on_host(result.spec.skew, result.spec)
     model = result.model()
     for k in range(6):
-        images, labels = DIGITS.test_images, DIGITS.test_labels
+        images, labels = DIGITS.test_inputs, DIGITS.test_labels
         if inputs.test_transform is not None:
             positions = np.arange(len(labels))
             images = np.asarray(inputs.test_transform.apply(images, positions, np.int32(k)))
@@ -142,7 +142,7 @@ def test_resume_is_bit_equal(eager, tmp_path):
 
 
 def test_all_kinds_combine():
-    images = [np.repeat(DIGITS.train_images, 3, axis=-1), np.repeat(DIGITS.test_images, 3, axis=-1)]
+    images = [np.repeat(DIGITS.train_inputs, 3, axis=-1), np.repeat(DIGITS.test_inputs, 3, axis=-1)]
     dataset = dataset_from_arrays(
         images[0], DIGITS.train_labels, images[1], DIGITS.test_labels, mean=[0.3] * 3, std=[0.4] * 3
     )

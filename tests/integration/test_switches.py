@@ -39,7 +39,7 @@ def test_methods_run_with_x64(method):
     with enable_x64():
         result = run_spec(make_spec(method, rounds=2, eval_every=2))
         model = result.model(client=None if METHODS[method].has_global_model else 0)
-        model.evaluate(make_user_dataset().test_images, make_user_dataset().test_labels)
+        model.evaluate(make_user_dataset().test_inputs, make_user_dataset().test_labels)
     assert all(leaf.dtype == np.float64 for leaf in jax.tree.leaves(model.variables["params"]))
 
 
@@ -150,7 +150,7 @@ def test_x64_is_constant_in_a_run(enabled):
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_unsupported_jax_setting_is_rejected(name):
-    model, images = run_spec(make_spec(rounds=1)).model(), make_user_dataset().test_images
+    model, images = run_spec(make_spec(rounds=1)).model(), make_user_dataset().test_inputs
     before = getattr(jax.config, name)
     jax.config.update(name, UNSUPPORTED[name])
     try:
@@ -178,5 +178,5 @@ def test_proportions_may_underflow(scheme):
 def test_run_with_numpy_errors():
     with np.errstate(all="raise"):
         result = run_spec(make_spec(partition="dirichlet", alpha=0.01, metrics=("calibration",)))
-        result.model().evaluate(make_user_dataset().test_images, make_user_dataset().test_labels)
+        result.model().evaluate(make_user_dataset().test_inputs, make_user_dataset().test_labels)
     assert len(result.metrics["test_accuracy"]) == 9

@@ -75,7 +75,7 @@ def test_test_loss_and_score_are_means_of_the_outputs(task, tmp_path):
     dataset, _ = CASES[task]
     result = run(task)
     model = load_model(result.save_model(tmp_path / "model.msgpack"))
-    outputs, labels = np.float64(model.logits(dataset.test_images)), dataset.test_labels
+    outputs, labels = np.float64(model.logits(dataset.test_inputs)), dataset.test_labels
     if task == "regression":
         errors = (outputs - labels) ** 2
         loss, score = errors.mean(), 1 - (errors / labels.astype(np.float64).var(0)).mean()
@@ -99,7 +99,7 @@ def test_a_round_of_regression_is_fedavg_by_hand():
     settings = {"network_options": {"hidden": []}, "rounds": 1, "batch_size": 40}
     start = run("regression", **settings, learning_rate=0.0).model().variables["params"]["head"]
     result = run("regression", **settings)
-    x = (dataset.train_images - np.float64(dataset.mean)) / np.float64(dataset.std)
+    x = (dataset.train_inputs - np.float64(dataset.mean)) / np.float64(dataset.std)
     kernel, bias = np.float64(start["kernel"]), np.float64(start["bias"])
     errors = x @ kernel + bias - dataset.train_labels
     # The clients together hold each example once: the mean of the gradients weighted by size.
@@ -150,9 +150,9 @@ def test_data_sets_without_images(name, kind, num_outputs, num_users):
     assert (spec.partition == "natural") == (num_users > 0)
     assert load_dataset(name).digest() == dataset.digest()
     if kind == "tokens":  # the label of a character is the next one
-        np.testing.assert_array_equal(dataset.train_images[:, 1:], dataset.train_labels[:, :-1])
+        np.testing.assert_array_equal(dataset.train_inputs[:, 1:], dataset.train_labels[:, :-1])
     else:
-        normalized = (dataset.train_images - np.array(dataset.mean)) / np.array(dataset.std)
+        normalized = (dataset.train_inputs - np.array(dataset.mean)) / np.array(dataset.std)
         np.testing.assert_allclose(normalized.std(tuple(range(normalized.ndim - 1))), 1, rtol=1e-3)
 
 
@@ -234,13 +234,13 @@ def test_inputs_of_several_arrays(tmp_path):
     params = result.model().variables["params"]
     mean, std = (np.array(getattr(dataset, name)["numbers"]) for name in ("mean", "std"))
     np.testing.assert_allclose(mean, NUMBERS[:40].mean(0), rtol=1e-5)
-    vectors = params["embedding_category"]["embedding"][dataset.test_images["category"]]
-    numbers = (dataset.test_images["numbers"] - mean) / std
+    vectors = params["embedding_category"]["embedding"][dataset.test_inputs["category"]]
+    numbers = (dataset.test_inputs["numbers"] - mean) / std
     x = np.concatenate([vectors.reshape(20, -1), numbers], 1)
     hidden = np.maximum(x @ params["hidden1"]["kernel"] + params["hidden1"]["bias"], 0)
     expected = hidden @ params["head"]["kernel"] + params["head"]["bias"]
     model = load_model(result.save_model(tmp_path / "model.msgpack"))
-    np.testing.assert_allclose(model.logits(dataset.test_images), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(model.logits(dataset.test_inputs), expected, rtol=1e-4, atol=1e-5)
     accuracy = (expected.argmax(1) == dataset.test_labels).mean()
     np.testing.assert_allclose(result.metrics["test_accuracy"][-1], accuracy, rtol=1e-6)
     lanes = simulate(MIXED_SPEC, dataset=dataset, placement=Placement(lanes=3))
@@ -254,10 +254,10 @@ def test_inputs_of_several_arrays(tmp_path):
     [
         ({"num_tokens": {"cat": 4}}, "num_tokens = {'cat': 4}: expected numbers by name"),
         ({"num_tokens": 4}, "num_tokens = 4: expected numbers by name"),
-        ({"num_tokens": {"category": 2}}, r"range of train_images\['category'\]"),
-        ({"num_tokens": None}, r"shape of train_images\['category'\]"),
+        ({"num_tokens": {"category": 2}}, r"range of train_inputs\['category'\]"),
+        ({"num_tokens": None}, r"shape of train_inputs\['category'\]"),
         ({"mean": {"number": (1.0,)}}, "mean"),
-        ({"task": "next_token"}, "train_images = 'several arrays': expected one array of tokens"),
+        ({"task": "next_token"}, "train_inputs = 'several arrays': expected one array of tokens"),
     ],
 )
 def test_invalid_inputs_of_several_arrays(settings, message):

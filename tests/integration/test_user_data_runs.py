@@ -58,7 +58,7 @@ def named():
 
 
 def part_of(data, count=40):
-    kept = {"train_images": data.train_images[:count], "train_labels": data.train_labels[:count]}
+    kept = {"train_inputs": data.train_inputs[:count], "train_labels": data.train_labels[:count]}
     return dataclasses.replace(data, **kept)
 
 
@@ -223,8 +223,8 @@ def test_empty_clients_and_shared_examples_are_logged(caplog):
     [
         ({"std": (0.0,)}, r"std\[0\] = 0.0: expected a number in \[1e-06"),
         ({"train_labels": np.zeros(3, int)}, r"len\(train_labels\) = 3"),
-        ({"train_images": np.full((51, 2, 2, 1), np.nan)}, "train_images.* = nan"),
-        ({"test_labels": [], "test_images": []}, "shape of test_images"),
+        ({"train_inputs": np.full((51, 2, 2, 1), np.nan)}, "train_inputs.* = nan"),
+        ({"test_labels": [], "test_inputs": []}, "shape of test_inputs"),
     ],
 )
 def test_invalid_datasets_are_rejected(change, message):
@@ -455,7 +455,7 @@ def test_sources_withhold_examples_or_return_images():
     )
     withheld = draw_withheld_examples("last", blobs(), seed=0)
     assert len(withheld) == 6
-    register_server_source("drawn", pool=lambda dataset: (dataset.test_images, LABELS[:30]))
+    register_server_source("drawn", pool=lambda dataset: (dataset.test_inputs, LABELS[:30]))
     images, labels = make_server_pool("drawn", blobs())
     assert images.shape == (30, 4, 4, 1) and labels.dtype == np.int32
     with pytest.raises(ConfigError, match="server_data 'both': expected exactly one of draw and"):
@@ -464,7 +464,7 @@ def test_sources_withhold_examples_or_return_images():
         register_server_source("both", pool=blobs, withheld=len)
 
 
-ODD_IMAGES = blobs().test_images
+ODD_IMAGES = blobs().test_inputs
 
 
 @pytest.mark.parametrize(

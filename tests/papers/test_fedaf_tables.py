@@ -346,10 +346,10 @@ def test_digit_domains_are_balanced():
         assert counts.max(0).max() - counts.min(0).min() <= 4
         assert (counts.max(0) - counts.min(0) <= 1).all()
     plain = dataset.train_domains == 0
-    np.testing.assert_array_equal(dataset.train_images[plain], digits.train_images[plain])
+    np.testing.assert_array_equal(dataset.train_inputs[plain], digits.train_inputs[plain])
     inverted = dataset.train_domains == 1
     np.testing.assert_array_equal(
-        dataset.train_images[inverted], 255 - digits.train_images[inverted]
+        dataset.train_inputs[inverted], 255 - digits.train_inputs[inverted]
     )
 
 
@@ -360,7 +360,7 @@ def test_domains_have_their_skews():
             name: images[dataset.train_domains == i].astype(float)
             for i, name in enumerate(dataset.domain_names)
         }
-        for images in (dataset.train_images, digits.train_images)
+        for images in (dataset.train_inputs, digits.train_inputs)
     )
     np.testing.assert_array_equal(own["inverted"], 255 - plain["inverted"])
     np.testing.assert_array_equal(own["rotated"], np.rot90(plain["rotated"], axes=(1, 2)))

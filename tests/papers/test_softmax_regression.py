@@ -69,7 +69,7 @@ def test_task_has_same_loss(federation):
     variables = {"params": {"head": jax.tree.map(jnp.float32, head)}, "state": {}}
     np.testing.assert_allclose(stack_params(variables["params"]), point, atol=1e-6)
     images, labels = (
-        jnp.asarray(array[examples]) for array in (dataset.train_images, dataset.train_labels)
+        jnp.asarray(array[examples]) for array in (dataset.train_inputs, dataset.train_labels)
     )
     batch = Batch(images, labels, jnp.ones(len(examples)), 0)
     value, gradient, _ = task.loss_and_gradient(variables, batch, None)

@@ -32,9 +32,9 @@ def consecutive_partition(sizes=CLIENT_SIZES):
 
 def make_user_dataset(sizes=CLIENT_SIZES, **dataset_options):
     images, labels = make_blobs(sizes)
-    test_images, test_labels = make_blobs((30, 30), seed=1)
+    test_inputs, test_labels = make_blobs((30, 30), seed=1)
     return dataset_from_arrays(
-        images, labels, test_images, test_labels, num_classes=NUM_CLASSES, **dataset_options
+        images, labels, test_inputs, test_labels, num_classes=NUM_CLASSES, **dataset_options
     )
 
 

@@ -11,7 +11,7 @@ def random_splits(shape, num_classes, counts=(24, 9), seed=0):
     """Return images and labels of both splits by name; each class occurs."""
     rng, arrays = np.random.default_rng(seed), {}
     for split, count in zip(("train", "test"), counts, strict=True):
-        arrays[f"{split}_images"] = rng.integers(0, 256, (count, *shape), np.uint8)
+        arrays[f"{split}_inputs"] = rng.integers(0, 256, (count, *shape), np.uint8)
         labels = rng.permutation(np.arange(count) % num_classes)
         arrays[f"{split}_labels"] = labels.astype(np.int32)
     return arrays
@@ -28,7 +28,7 @@ def write_idx(path, values, *, compress=False):
 def write_idx_splits(folder, arrays, *, prefix="", test="t10k", suffix="", transposed=False):
     """Write both splits as the four files of MNIST."""
     for split, name in (("train", "train"), ("test", test)):
-        images = arrays[f"{split}_images"][..., 0]
+        images = arrays[f"{split}_inputs"][..., 0]
         images = images.swapaxes(1, 2) if transposed else images
         for kind, values in (("images-idx3", images), ("labels-idx1", arrays[f"{split}_labels"])):
             path = folder / f"{prefix}{name}-{kind}-ubyte{suffix}"
@@ -39,7 +39,7 @@ def write_cifar_binary(folder, arrays, *, num_batches, class_names):
     """Write the binary version of CIFAR-10 (five batches) or CIFAR-100 (one)."""
     folder.mkdir(parents=True)
     for split in ("train", "test"):
-        pixels = arrays[f"{split}_images"].transpose(0, 3, 1, 2).reshape(-1, 3072)
+        pixels = arrays[f"{split}_inputs"].transpose(0, 3, 1, 2).reshape(-1, 3072)
         labels = arrays[f"{split}_labels"][:, None].astype(np.uint8)
         if num_batches == 1:  # CIFAR-100 has the number of a group of classes first
             labels = np.concatenate([labels // 5, labels], axis=1)
@@ -83,7 +83,7 @@ def write_cifar_python(folder, arrays, *, num_batches, class_names, keys_are_byt
         values = values if num_batches == 1 else {"labels": labels.tolist()}
         write(file, {"data": _Python2Array(pixels), **values, "filenames": ["a.png"] * len(labels)})
 
-    images, labels = arrays["train_images"], arrays["train_labels"]
+    images, labels = arrays["train_inputs"], arrays["train_labels"]
     if num_batches == 1:
         write_batch("train", images, labels)
         write("meta", {"fine_label_names": list(class_names), "coarse_label_names": ["x"]})
@@ -92,7 +92,7 @@ def write_cifar_python(folder, arrays, *, num_batches, class_names, keys_are_byt
             write_batch(f"data_batch_{number}", images[rows], labels[rows])
         write("batches.meta", {"label_names": list(class_names), "num_vis": 3072})
     test = "test" if num_batches == 1 else "test_batch"
-    write_batch(test, arrays["test_images"], arrays["test_labels"])
+    write_batch(test, arrays["test_inputs"], arrays["test_labels"])
 
 
 def assert_same_arrays(dataset, arrays):

@@ -124,7 +124,7 @@ def assert_all_equal(results, others, **tolerance):
 def final_model_logits(result, dataset):
     """Of the MLP, in float64."""
     params = result.state.server.variables["params"]
-    x = dataset.test_images.reshape(len(dataset.test_labels), -1).astype(np.float64)
+    x = dataset.test_inputs.reshape(len(dataset.test_labels), -1).astype(np.float64)
     x = (x - np.asarray(dataset.mean)[0]) / np.asarray(dataset.std)[0]
     layers = [params[name] for name in ("hidden1", "hidden2", "head")]
     for i, layer in enumerate(layers):

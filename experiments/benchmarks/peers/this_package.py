@@ -161,7 +161,7 @@ def time_server(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, A
     server = settings["server"]
     model = build_network(spec, dataset)
     task = Task(model, dataset.mean, dataset.std)
-    examples = Examples(jnp.asarray(dataset.train_images), jnp.asarray(dataset.train_labels))
+    examples = Examples(jnp.asarray(dataset.train_inputs), jnp.asarray(dataset.train_labels))
     teachers = jax.vmap(model.init)(jax.random.split(jax.random.key(1), max(server["teachers"], 1)))
     teacher_weights = jnp.full(max(server["teachers"], 1), 1.0)
 
@@ -217,7 +217,7 @@ def time_server(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, A
     rounds = settings["rounds"]
     return {
         "seconds": [run_round() for _ in range(rounds)],
-        "samples": [len(dataset.train_images) * server["epochs"]] * rounds,
+        "samples": [len(dataset.train_inputs) * server["epochs"]] * rounds,
         "compile_seconds": compile_seconds,
         "useful_work_fraction": 1.0,
         "lanes": f"shared by {jax.device_count()} devices" if is_sharded else "one device",

@@ -275,7 +275,7 @@ def plot_server_examples(
       >>> from fedjax_het import load_dataset
       >>> from fedjax_het.analysis import plot_server_examples
       >>> digits = load_dataset("digits")
-      >>> figure = plot_server_examples(digits, digits.test_images[:9], digits.test_labels[:9])
+      >>> figure = plot_server_examples(digits, digits.test_inputs[:9], digits.test_labels[:9])
       >>> [panel.get_title() for panel in figure.axes]
       ['training examples of clients', "the server's examples"]
     """
@@ -301,7 +301,7 @@ def plot_server_examples(
     train_rows = [np.flatnonzero(dataset.train_labels == c)[:num_images] for c in classes]
     server_rows = [_subsample(np.flatnonzero(server_labels == c), num_images) for c in classes]
     panels = {
-        "training examples of clients": [dataset.train_images[rows] for rows in train_rows],
+        "training examples of clients": [dataset.train_inputs[rows] for rows in train_rows],
         "the server's examples": [server_images[rows] for rows in server_rows],
     }
 

@@ -31,15 +31,15 @@ def join_users(splits: Mapping[str, Iterable[UserExamples]]) -> SplitArrays:
       splits: the examples of each user, in the order of the result, by the name of the split.
 
     Returns:
-      For each split, `images` `[N, H, W, C]`, `labels` int64 `[N]` and `users` text `[N]`.
+      For each split, `inputs` `[N, H, W, C]`, `labels` int64 `[N]` and `users` text `[N]`.
 
     Raises:
       ConfigError: if a split has no example, or if shapes differ.
     """
     arrays = {split: _join_users(users) for split, users in splits.items()}
-    if any(part["images"].dtype != np.uint8 for part in arrays.values()):
+    if any(part["inputs"].dtype != np.uint8 for part in arrays.values()):
         for part in arrays.values():
-            part["images"] = _to_floats(part["images"])
+            part["inputs"] = _to_floats(part["inputs"])
     return arrays
 
 
@@ -63,7 +63,7 @@ def _join_users(users: Iterable[UserExamples]) -> dict[str, np.ndarray]:
     if any(array.dtype != np.uint8 for array in images):
         images = [_to_floats(array) for array in images]
     return {
-        "images": np.concatenate(images),
+        "inputs": np.concatenate(images),
         "labels": np.concatenate([each.labels for each in examples]),
         "users": np.repeat(
             [each.user for each in examples], [len(each.labels) for each in examples]

@@ -113,7 +113,7 @@ def _join(
     arrays = {}
     for split, files in _SPLITS[name].items():
         pixels, labels = zip(*map(read, files), strict=True)
-        arrays[f"{split}_images"] = to_rows(np.concatenate(pixels), _SHAPE)
+        arrays[f"{split}_inputs"] = to_rows(np.concatenate(pixels), _SHAPE)
         arrays[f"{split}_labels"] = np.concatenate(labels)
     return arrays, {"class_names": class_names, "source": source, "order": FILE_ORDER}
 

@@ -74,7 +74,7 @@ def read_csv_dataset(
     for split, own_labels, own_inputs, frame in zip(
         splits.values(), labels, inputs, chosen.values(), strict=True
     ):
-        split |= {"images": own_inputs, "labels": own_labels}
+        split |= {"inputs": own_inputs, "labels": own_labels}
         if client is not None:
             split["users"] = frame[client].to_numpy().astype(str)
     arrays = join_splits(splits, *names, test_fraction)

@@ -61,7 +61,7 @@ def join_domains(parts: Sequence[Content]) -> Content:
     Returns:
       `(arrays, meta)` with the domain of each image.
     """
-    names = ("train_images", "train_labels", "test_images", "test_labels")
+    names = ("train_inputs", "train_labels", "test_inputs", "test_labels")
     arrays = {name: np.concatenate([part[name] for part, _ in parts]) for name in names}
     for split in ("train", "test"):
         sizes = [len(part[f"{split}_labels"]) for part, _ in parts]
@@ -90,7 +90,7 @@ def _read_domain(folder: Path) -> Content:
             if not examples:
                 raise ConfigError(f"{split} holds no image of the ten classes")
             images, labels = zip(*examples, strict=True)
-            arrays[f"{split}_images"] = np.stack(images)
+            arrays[f"{split}_inputs"] = np.stack(images)
             arrays[f"{split}_labels"] = np.array(labels, np.int32)
         version = str(builder.info.version)
     return arrays, {"version": version}

@@ -67,7 +67,7 @@ def _load_domain(domain: str, lists: Path, folder: Path, cache_dir: Any) -> Cont
                 with ThreadPoolExecutor(_NUM_THREADS) as pool:
                     images = list(pool.map(lambda path: _decode(read, path), split_paths))
                 labels = [CLASSES.index(path.split("/")[-2]) for path in split_paths]
-                arrays[f"{split}_images"] = np.stack(images)
+                arrays[f"{split}_inputs"] = np.stack(images)
                 arrays[f"{split}_labels"] = np.array(labels, np.int32)
         return arrays, {}
 

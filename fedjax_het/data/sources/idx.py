@@ -99,7 +99,7 @@ def _read(dataset: PublishedDataset, place: Path, splits: dict[str, str]) -> Con
             )
         if dataset.is_transposed:
             images = images.swapaxes(1, 2)
-        arrays[f"{split}_images"] = np.ascontiguousarray(images)
+        arrays[f"{split}_inputs"] = np.ascontiguousarray(images)
         arrays[f"{split}_labels"] = require_labels(paths[1], labels, class_names)
     first_labels = arrays["train_labels"][:12].tolist()
     for other, other_labels in _FIRST_LABELS.items():

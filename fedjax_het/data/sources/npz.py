@@ -11,9 +11,9 @@ from fedjax_het.utils.errors import ConfigError
 
 # Names of arrays in the archive, by their names in `dataset_from_arrays`.
 _NAMES = {
-    "train_images": ("x_train", "train_images"),
+    "train_inputs": ("x_train", "train_inputs", "train_images"),
     "train_labels": ("y_train", "train_labels"),
-    "test_images": ("x_test", "test_images"),
+    "test_inputs": ("x_test", "test_inputs", "test_images"),
     "test_labels": ("y_test", "test_labels"),
     "train_users": ("client_train", "train_users"),
     "test_users": ("client_test", "test_users"),
@@ -29,8 +29,9 @@ def read_npz_dataset(
     """Read images and labels from an archive of NumPy.
 
     The archive has `x_train`, `y_train`, `x_test` and `y_test`, as in Keras, or `train_images`,
-    `train_labels`, `test_images` and `test_labels`, as in MedMNIST. Gray images `[N, H, W]` receive
-    an axis of channels, and labels `[N, 1]` lose their last axis. Labels and domains may be texts.
+    `train_labels`, `test_images` and `test_labels`, as in MedMNIST. `train_inputs` and
+    `test_inputs`, the names of this package, are accepted, too. Gray images `[N, H, W]` receive an
+    axis of channels, and labels `[N, 1]` lose their last axis. Labels and domains may be texts.
     Optional arrays are `client_train`, `client_test`, `domain_train`, `domain_test`, `class_names`
     and `domain_names`.
 
@@ -62,10 +63,10 @@ def read_npz_dataset(
             f"(it has {', '.join(sorted(stored)) or 'no arrays'})"
         )
     arrays = {name: stored[key] for name, key in keys.items() if key is not None}
-    for name in ("train_images", "test_images"):
-        images = arrays[name]
-        images = images[..., None] if images.ndim == 3 else images
-        arrays[name] = move_channels_last(keys[name] or name, images, channels)
+    for name in ("train_inputs", "test_inputs"):
+        inputs = arrays[name]
+        inputs = inputs[..., None] if inputs.ndim == 3 else inputs
+        arrays[name] = move_channels_last(keys[name] or name, inputs, channels)
     for name in ("train_labels", "test_labels"):
         if arrays[name].shape[1:] == (1,):
             arrays[name] = arrays[name][:, 0]

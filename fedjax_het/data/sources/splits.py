@@ -20,7 +20,7 @@ _SEED = 0  # never changed: another value would be another benchmark
 
 
 SplitArrays = dict[str, dict[str, np.ndarray]]
-"""Arrays `images`, `labels` and others by the name of the split."""
+"""Arrays `inputs`, `labels` and others by the name of the split."""
 SplitT = TypeVar("SplitT")
 
 
@@ -123,7 +123,7 @@ def divide_examples(arrays: dict[str, np.ndarray], test_fraction: float) -> dict
     A fraction of the examples of each user is drawn, rounded; without users, of each class.
 
     Args:
-      arrays: `images`, `labels` and optional arrays of equal length, such as `users`.
+      arrays: `inputs`, `labels` and optional arrays of equal length, such as `users`.
       test_fraction: fraction of the test examples.
 
     Returns:

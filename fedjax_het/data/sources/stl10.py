@@ -51,7 +51,7 @@ def _read(folder: Path) -> Content:
             )
         # Each channel is stored column by column.
         images = pixels.reshape(-1, 3, _SIDE, _SIDE).transpose(0, 3, 2, 1)
-        arrays[f"{split}_images"] = np.ascontiguousarray(images)
+        arrays[f"{split}_inputs"] = np.ascontiguousarray(images)
         arrays[f"{split}_labels"] = require_labels(path, labels, class_names)
     facts = {"class_names": class_names, "source": f"binary files in {folder.name}"}
     return arrays, {**facts, "order": FILE_ORDER}

@@ -47,7 +47,7 @@ def read_tables(
       size: (height, width) to which images are resized, or None.
 
     Returns:
-      For each split, arrays `images`, `labels` and, if there are such columns, `users` and
+      For each split, arrays `inputs`, `labels` and, if there are such columns, `users` and
       `domains`; and the names of classes and domains.
 
     Raises:
@@ -69,7 +69,7 @@ def read_tables(
     image = str(found["image"])
     images = _decode_column([table[image] for table in tables.values()], image, size)
     for split, split_images in zip(tables, images, strict=True):
-        arrays[split]["images"] = split_images
+        arrays[split]["inputs"] = split_images
     for kind, name, names in (
         ("label", "labels", "class_names"),
         ("domain", "domains", "domain_names"),

@@ -205,7 +205,7 @@ def decode_splits(dataset: PublishedDataset, folder: Path) -> Content:
                 is_lossy |= encoded.startswith(b"\xff\xd8")
             if dataset.is_transposed:
                 images = images.swapaxes(1, 2).copy()
-            arrays[f"{split}_images"] = images
+            arrays[f"{split}_inputs"] = images
             arrays[f"{split}_labels"] = labels
         class_names = dataset.class_names or tuple(features["label"].names)
         version = str(builder.info.version)

@@ -146,7 +146,7 @@ def build_training_functions(run: Result, dataset: Dataset) -> TrainingFunctions
     spec = run.spec.resolved()
     task, apply, _ = build_network(spec, dataset)
     data_by_kind = build_comparison_data(run, task, dataset)
-    images, labels = jnp.asarray(dataset.train_images), jnp.asarray(dataset.train_labels)
+    images, labels = jnp.asarray(dataset.train_inputs), jnp.asarray(dataset.train_labels)
     optimizer = optax.adam(spec.hyperparameters["local_lr"])
     synthetic_task = SyntheticTask(
         apply, spec.options["augment_strategy"], spec.options["loss_scaling"]

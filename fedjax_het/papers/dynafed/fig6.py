@@ -119,7 +119,7 @@ def build_comparison_data(result: Result, task: Task, dataset: Dataset) -> dict[
     indices = random_subset(dataset.train_labels, labels, seed=seed)
     hard_logits = HARD_LABEL_LOGIT * jax.nn.one_hot(labels, classes)
     noise = jax.random.normal(make_key(seed), synthetic.images.shape)
-    real = task.normalize(jnp.asarray(dataset.train_images[indices]))
+    real = task.normalize(jnp.asarray(dataset.train_inputs[indices]))
     return {
         "synthetic": synthetic,
         "real": SyntheticData(real, hard_logits, synthetic.step_size),
@@ -180,7 +180,7 @@ def scratch_accuracies(results: list[Result], dataset: Dataset) -> pd.DataFrame:
     """
     spec = results[0].spec.resolved()
     task, _, _ = build_network(spec, dataset)
-    images, labels = jnp.asarray(dataset.test_images), jnp.asarray(dataset.test_labels)
+    images, labels = jnp.asarray(dataset.test_inputs), jnp.asarray(dataset.test_labels)
     accuracy = partial(
         train_and_test,
         task.model,

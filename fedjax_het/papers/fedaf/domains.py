@@ -39,7 +39,7 @@ def make_digit_domains() -> Dataset:
     rng = np.random.default_rng(_SEED)
     arrays: dict[str, Any] = {}
     for split, key in zip(("train", "test"), jax.random.split(jax.random.key(_SEED)), strict=True):
-        images = np.array(getattr(digits, f"{split}_images"))
+        images = np.array(getattr(digits, f"{split}_inputs"))
         labels = getattr(digits, f"{split}_labels")
         # Sorted by class, then dealt in turn: every domain gets as much of each class.
         order = np.argsort(labels + rng.random(len(labels)))
@@ -48,7 +48,7 @@ def make_digit_domains() -> Dataset:
         for i, skew in enumerate(DOMAIN_SKEWS.values()):
             if skew is not None:
                 images[domains == i] = apply_skew(skew, images[domains == i], key)
-        arrays[f"{split}_images"] = images
+        arrays[f"{split}_inputs"] = images
         arrays[f"{split}_labels"], arrays[f"{split}_domains"] = labels, domains
     return dataset_from_arrays(
         **arrays,

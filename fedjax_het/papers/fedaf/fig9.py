@@ -136,7 +136,7 @@ def embed_images(
         return features_of(result.state.server.variables, task.normalize(images), train=False)[0]
 
     batches = [
-        np.asarray(embed(jnp.asarray(dataset.train_images[batch_positions])))
+        np.asarray(embed(jnp.asarray(dataset.train_inputs[batch_positions])))
         for batch_positions in np.array_split(positions, -(-len(positions) // 256))
     ]
     return np.concatenate(batches), result.summary["last_accuracy"]

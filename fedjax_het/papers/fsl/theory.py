@@ -291,7 +291,7 @@ class Trainer:
         self._setting = setting = Setting(local_steps, cohort_size)
         self._problem, plan = problem, make_execution_plan(1, 1, mesh_axis=None)
         dataset, _, clients, task = problem.federation
-        images, labels = jnp.asarray(dataset.train_images), jnp.asarray(dataset.train_labels)
+        images, labels = jnp.asarray(dataset.train_inputs), jnp.asarray(dataset.train_labels)
         examples, positions = Examples(images, labels), problem.server_examples
         server = Examples(images[positions], labels[positions])
         local = LocalTrainingOptions(num_steps=local_steps)
@@ -590,7 +590,7 @@ def train_on_server_alone(
       The models.
     """
     setting, (dataset, _, _, task) = Setting(), problem.federation
-    images, labels = jnp.asarray(dataset.train_images), jnp.asarray(dataset.train_labels)
+    images, labels = jnp.asarray(dataset.train_inputs), jnp.asarray(dataset.train_labels)
     examples = Examples(images[problem.server_examples], labels[problem.server_examples])
 
     @jax.jit

@@ -332,7 +332,7 @@ def test_traffic_counts_sent_bytes(name):
 def dropping_on_digits():
     """-> a federation of the embedded digits whose network drops, for any plan."""
     digits = load_dataset("digits")
-    images = digits.train_images[: sum(CLIENT_SIZES)].astype(np.float32) / 255
+    images = digits.train_inputs[: sum(CLIENT_SIZES)].astype(np.float32) / 255
 
     def federation(plan=None):
         data = images, digits.train_labels[: sum(CLIENT_SIZES)]

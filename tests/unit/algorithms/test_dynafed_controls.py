@@ -175,14 +175,14 @@ def test_assumption_3_is_measured(synthetic):
         def loss(params, x, p):
             return -(p * jax.nn.log_softmax(logits_of(params, x))).sum(1).mean()
 
-        x = (flatten_images(data.train_images) - np.asarray(data.mean)[0]) / np.asarray(data.std)[0]
+        x = (flatten_images(data.train_inputs) - np.asarray(data.mean)[0]) / np.asarray(data.std)[0]
         whole = jax.grad(loss)(params["params"], x, np.eye(NUM_CLASSES)[data.train_labels])
         if synthetic == "matched":
             images = flatten_images(result.artifacts["synthetic_images"])
             labels = softmax(np.asarray(result.artifacts["synthetic_label_logits"], float))
         else:
             number = result.spec.options["num_samples"]
-            normalised = x.reshape(data.train_images.shape)
+            normalised = x.reshape(data.train_inputs.shape)
             images, labels = control(synthetic, normalised, data.train_labels, number)
         own = jax.grad(loss)(params["params"], images, labels)
         away = optax.tree.sub(own, whole)

@@ -217,7 +217,7 @@ def test_client_test_uses_own_norms(count):
             variables = replace_norms(model, server, [leaf[k] for leaf in clients.norms])
         mine = result.tests.client_indices(k)
         assert len(mine) == (len(data.test_labels) if count == "all" else count)
-        x = jnp.float32((data.test_images[mine] - mean) / std)
+        x = jnp.float32((data.test_inputs[mine] - mean) / std)
         right = model.apply(variables, x, train=False)[0].argmax(1) == data.test_labels[mine]
         actual = result.metrics["client_accuracy"][-1, k]
         np.testing.assert_allclose(actual, right.mean(), atol=1e-6)

@@ -244,7 +244,7 @@ def run(spec_, dataset=None, **settings):
 
 def with_server(images, labels, data=None):
     data = data or make_user_dataset()
-    return dataclasses.replace(data, server_images=images, server_labels=labels)
+    return dataclasses.replace(data, server_inputs=images, server_labels=labels)
 
 
 def test_data_sharing_is_fedavg_with_server_examples():
@@ -260,7 +260,7 @@ def test_data_sharing_is_fedavg_with_server_examples():
     held = [np.sort(np.concatenate([own.client_indices(k), added])) for k in range(own.num_clients)]
     twice = dataclasses.replace(
         data,
-        train_images=data.train_images[np.concatenate(held)],
+        train_inputs=data.train_inputs[np.concatenate(held)],
         train_labels=data.train_labels[np.concatenate(held)],
     )
     both = consecutive_partition([len(positions) for positions in held])
@@ -285,9 +285,9 @@ def test_data_sharing_of_pool_is_fedavg():
     named = {"server_data": "user", "server_options": {}}
     shared = run(spec("data_sharing", **named), with_server(images, labels))
     larger = dataset_from_arrays(
-        np.concatenate([data.train_images, images]),
+        np.concatenate([data.train_inputs, images]),
         np.concatenate([data.train_labels, labels]),
-        data.test_images,
+        data.test_inputs,
         data.test_labels,
         num_classes=NUM_CLASSES,
         mean=data.mean,

@@ -20,8 +20,8 @@ from fedjax_het.condensation.downstream_eval import HARD_LABEL_LOGIT, random_sub
 USER = make_user_dataset()
 LABELS = np.repeat(np.arange(USER.num_classes), 8)
 DATA = dataset_from_arrays(
-    *(USER.train_images[random_subset(USER.train_labels, LABELS, seed=0)], LABELS),
-    *(USER.test_images, USER.test_labels),
+    *(USER.train_inputs[random_subset(USER.train_labels, LABELS, seed=0)], LABELS),
+    *(USER.test_inputs, USER.test_labels),
 )
 FEW = {"dataset": DATA, "num_networks": 1, "epochs": 1, "real_accuracy": 0.9}
 NUM_SAMPLES = 6
@@ -76,7 +76,7 @@ def test_matching_loss_by_start(result, trajectory):
 def test_real_data_have_no_gap(result, trajectory):
     """The data of the control are all real images, without augmentation."""
     labels = HARD_LABEL_LOGIT * jnp.eye(DATA.num_classes)[DATA.train_labels]
-    images = build_task(result, DATA).normalize(jnp.asarray(DATA.train_images))
+    images = build_task(result, DATA).normalize(jnp.asarray(DATA.train_inputs))
     data = SyntheticData(images, labels, jnp.float32(0.1))
     measures = measure_synthetic_data(result, data=data, trajectory=trajectory, **FEW, num_steps=3)
     table = measures.by_start()

@@ -36,7 +36,7 @@ RECIPE = {"epochs": 400}
 
 def normalised(positions):
     return Task(None, DATASET.mean, DATASET.std).normalize(
-        jnp.asarray(DATASET.train_images[positions])
+        jnp.asarray(DATASET.train_inputs[positions])
     )
 
 
@@ -178,7 +178,7 @@ def test_scratch_accuracies_equal_loop(monkeypatch):
         lambda params, x: MODEL.apply({"params": params, "state": {}}, x, train=True)[0],
         *("none", "cross_entropy"),
     )
-    images = normalised_test_images().reshape(len(DATASET.test_labels), -1)
+    images = normalised_test_inputs().reshape(len(DATASET.test_labels), -1)
     expected = []
     for lr in (0.02, 0.3):
         start = MODEL.init(init_key)["params"]
@@ -190,9 +190,9 @@ def test_scratch_accuracies_equal_loop(monkeypatch):
     assert actual.synthetic[0] == actual.synthetic_hard[0] == pytest.approx(max(expected))
 
 
-def normalised_test_images():
+def normalised_test_inputs():
     return np.asarray(
-        Task(None, DATASET.mean, DATASET.std).normalize(jnp.asarray(DATASET.test_images))
+        Task(None, DATASET.mean, DATASET.std).normalize(jnp.asarray(DATASET.test_inputs))
     )
 
 

@@ -1,14 +1,19 @@
-"""Settings under their names of version 0.6: in calls, files, command lines and digests."""
+"""Names of version 0.6: settings in calls, files, command lines and digests, and arrays of data."""
 
+import dataclasses
 import hashlib
 import json
 
+import numpy as np
 import pytest
 
 import fedjax_het
-from fedjax_het import ConfigError, RunSpec, grid, load_dataset
+from fedjax_het import ConfigError, RunSpec, dataset_from_arrays, grid, load_dataset
 from fedjax_het.cli.options import load_config_file, rename_flags
 from fedjax_het.config.settings import FORMER_SETTING_NAMES
+from fedjax_het.data.array_cache import load_cached_arrays
+from fedjax_het.utils.former_names import FORMER_ARRAY_NAMES
+from fedjax_het.utils.io import write_npz
 
 VALUES = {
     "accumulation": 2,
@@ -82,3 +87,35 @@ def test_file_and_flags_accept_former_names(tmp_path):
 def test_former_function_is_deprecated():
     with pytest.warns(DeprecationWarning, match="register_measure is deprecated, use register_met"):
         assert fedjax_het.register_measure is fedjax_het.register_metric
+
+
+def make_dataset(**arrays):
+    rows, labels = np.arange(12, dtype=np.float32).reshape(6, 2), np.arange(6) % 2
+    arrays = {"train_inputs": rows, "test_inputs": rows[:2], **arrays}
+    return dataset_from_arrays(**arrays, train_labels=labels, test_labels=labels[:2])
+
+
+def test_dataset_accepts_former_names():
+    dataset, rows = make_dataset(), np.ones((6, 2), np.float32)
+    for former_name, name in FORMER_ARRAY_NAMES.items():
+        message = f"Dataset.{former_name} is deprecated, use {name}"
+        with pytest.warns(DeprecationWarning, match=message) as record:
+            assert getattr(dataset, former_name) is getattr(dataset, name)
+        assert len(record) == 1 and record[0].filename == __file__
+    with pytest.warns(
+        DeprecationWarning, match="train_images is deprecated, use train_i"
+    ) as record:
+        changed = dataclasses.replace(dataset, train_images=rows)
+    assert len(record) == 1 and record[0].filename == __file__
+    assert changed.train_inputs is rows and changed.test_inputs is dataset.test_inputs
+    arguments = {"test_images": rows[:2], "train_labels": [0, 1] * 3, "test_labels": [0, 1]}
+    with pytest.warns(DeprecationWarning, match="dataset_from_arrays: test_images") as record:
+        changed = dataset_from_arrays(rows, **arguments)
+    assert record[0].filename == __file__
+    np.testing.assert_array_equal(changed.test_inputs, rows[:2])
+
+
+def test_cached_arrays_have_present_names(tmp_path):
+    write_npz(tmp_path / "old.npz", {"train_images": np.arange(3), "train_labels": np.ones(3)}, {})
+    arrays, _ = load_cached_arrays("old", tmp_path)
+    assert arrays.keys() == {"train_inputs", "train_labels"}

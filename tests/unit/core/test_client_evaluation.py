@@ -39,7 +39,7 @@ def spec(algorithm="fedavg", **more):
 def counted(result, variables_of):
     """[K] accuracies by a loop over clients, in NumPy."""
     model = make_model("mlp", DATA.input_shape, DATA.num_classes)
-    images = (DATA.test_images - np.asarray(DATA.mean)) / np.asarray(DATA.std)
+    images = (DATA.test_inputs - np.asarray(DATA.mean)) / np.asarray(DATA.std)
     accuracies = np.full(result.tests.num_clients, np.nan)
     for k in np.flatnonzero(result.tests.sizes):
         mine = result.tests.client_indices(k)

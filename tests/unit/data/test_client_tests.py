@@ -91,8 +91,8 @@ def test_local_tests_exclude_training_examples():
     digits = load_dataset("digits")
     partition = split("grouped", 10, digits.train_labels)
     tests = make_tests(partition, train=digits.train_labels, test=digits.test_labels, per_client=30)
-    trained = {image.tobytes() for image in digits.train_images[partition.indices]}
-    tested = {image.tobytes() for image in digits.test_images[tests.indices]}
+    trained = {image.tobytes() for image in digits.train_inputs[partition.indices]}
+    tested = {image.tobytes() for image in digits.test_inputs[tests.indices]}
     assert len(tested) == len(np.unique(tests.indices)) and not trained & tested
 
 

@@ -74,11 +74,11 @@ def test_reader_returns_prepared_images(name, tmp_path):
     dataset = load_dataset(name, data_dir=tmp_path)
     assert dataset.input_shape == shape
     assert dataset.num_classes == num_classes == len(dataset.class_names)
-    assert dataset.train_images.dtype == np.uint8
+    assert dataset.train_inputs.dtype == np.uint8
     assert dataset.train_labels.dtype == dataset.test_labels.dtype == np.int32
     for split, images, labels in (
-        ("train", dataset.train_images, dataset.train_labels),
-        ("test", dataset.test_images, dataset.test_labels),
+        ("train", dataset.train_inputs, dataset.train_labels),
+        ("test", dataset.test_inputs, dataset.test_labels),
     ):
         stored, stored_labels = content[split]
         if name.startswith("emnist"):  # the official files hold rows as columns
@@ -87,7 +87,7 @@ def test_reader_returns_prepared_images(name, tmp_path):
     assert dataset.note == "" and dataset.order == "tensorflow-datasets"
     assert dataset.source == "tensorflow-datasets 1.0.0, array_record"
     again = load_dataset(name, data_dir=tmp_path)
-    np.testing.assert_array_equal(dataset.train_images, again.train_images)
+    np.testing.assert_array_equal(dataset.train_inputs, again.train_inputs)
     assert dataset.digest() == again.digest()
     assert "tensorflow" not in sys.modules
 
@@ -122,21 +122,21 @@ def test_emnist_45_selection(tmp_path, monkeypatch):
     assert dataset.num_classes == 45 and dataset.class_names == balanced.class_names[:45]
     assert balanced.class_names[45:] == ("r", "t")
     kept = balanced.train_labels < 45
-    np.testing.assert_array_equal(dataset.train_images, balanced.train_images[kept])
+    np.testing.assert_array_equal(dataset.train_inputs, balanced.train_inputs[kept])
     np.testing.assert_array_equal(dataset.train_labels, balanced.train_labels[kept])
     # 100 tests: the one of class 0, and of the others two or three.
     assert sorted(np.bincount(dataset.test_labels)) == [1] + [2] * 33 + [3] * 11
-    pairs = as_pairs(dataset.test_images, dataset.test_labels)
-    assert set(pairs) <= set(as_pairs(balanced.test_images, balanced.test_labels))
+    pairs = as_pairs(dataset.test_inputs, dataset.test_labels)
+    assert set(pairs) <= set(as_pairs(balanced.test_inputs, balanced.test_labels))
     assert len(set(pairs)) == 100
-    at = {image.tobytes(): position for position, image in enumerate(balanced.test_images)}
-    assert (np.diff([at[image.tobytes()] for image in dataset.test_images]) > 0).all()
+    at = {image.tobytes(): position for position, image in enumerate(balanced.test_inputs)}
+    assert (np.diff([at[image.tobytes()] for image in dataset.test_inputs]) > 0).all()
     assert load_dataset("emnist_45", data_dir=tmp_path).digest() == dataset.digest()
     monkeypatch.setattr("fedjax_het.data.dataset_registry._EMNIST_45_SEED", 46)
     assert load_dataset("emnist_45", data_dir=tmp_path).digest() != dataset.digest()
     unit = load_dataset("emnist_45", data_dir=tmp_path, normalization="fsl")
     assert (unit.mean, unit.std) == ((0.0,), (1.0,))
-    pixels = dataset.train_images / np.float64(255)
+    pixels = dataset.train_inputs / np.float64(255)
     np.testing.assert_allclose((*dataset.mean, *dataset.std), (pixels.mean(), pixels.std()))
 
 
@@ -153,16 +153,16 @@ def test_pooled_fashion_mnist(tmp_path, monkeypatch):
     assert np.bincount(dataset.train_labels).tolist() == [30] * 9 + [32]
 
     def collect(data):
-        train = as_pairs(data.train_images, data.train_labels)
-        return sorted([*train, *as_pairs(data.test_images, data.test_labels)])
+        train = as_pairs(data.train_inputs, data.train_labels)
+        return sorted([*train, *as_pairs(data.test_inputs, data.test_labels)])
 
     assert collect(dataset) == collect(original)
     assert dataset.class_names == original.class_names
     small = load_dataset("fashion_mnist_twentieth", data_dir=tmp_path)
     assert np.bincount(small.train_labels).tolist() == [2] * 10
     assert np.bincount(small.test_labels).tolist() == [1] * 10
-    assert {*as_pairs(small.train_images, small.train_labels)} < {
-        *as_pairs(dataset.train_images, dataset.train_labels)
+    assert {*as_pairs(small.train_inputs, small.train_labels)} < {
+        *as_pairs(dataset.train_inputs, dataset.train_labels)
     }
     scaled = load_dataset("fashion_mnist_pooled", data_dir=tmp_path, normalization="pfllib")
     assert (scaled.mean, scaled.std) == ((0.5,), (0.5,))
@@ -179,10 +179,10 @@ def test_tenth_of_the_training_images(name, tmp_path):
     write_tfds_dataset(tmp_path, original, shape, 10, content=content)
     small = load_dataset(name, data_dir=tmp_path, normalization="unit")
     assert np.bincount(small.train_labels).tolist() == [4] * 9 + [5]
-    pairs = as_pairs(small.train_images, small.train_labels)
+    pairs = as_pairs(small.train_inputs, small.train_labels)
     assert len({*pairs}) == 41 and {*pairs} < {*as_pairs(images, labels)}
     full = load_dataset(original, data_dir=tmp_path, normalization="unit")
-    np.testing.assert_array_equal(small.test_images, full.test_images)
+    np.testing.assert_array_equal(small.test_inputs, full.test_inputs)
     np.testing.assert_array_equal(small.test_labels, full.test_labels)
 
 
@@ -191,13 +191,13 @@ def test_emnist_45_counts():
     arrays = {
         f"{split}_{part}": np.repeat(np.arange(47, dtype=np.int32), count)
         for split, count in (("train", 2400), ("test", 400))
-        for part in ("images", "labels")
+        for part in ("inputs", "labels")
     }
     arrays, _ = select_first_45_classes(arrays, {"class_names": ["x"] * 47})
     np.testing.assert_array_equal(np.bincount(arrays["train_labels"]), [2400] * 45)
     counts = np.bincount(arrays["test_labels"])
     assert len(counts) == 45 and counts.sum() == 10_000 and set(counts) == {222, 223}
-    np.testing.assert_array_equal(arrays["test_images"], arrays["test_labels"])
+    np.testing.assert_array_equal(arrays["test_inputs"], arrays["test_labels"])
 
 
 def test_note_on_lossy_images(tmp_path):
@@ -210,7 +210,7 @@ def test_newest_version(tmp_path):
     write_tfds_dataset(tmp_path, "mnist", (28, 28, 1), 10, version="3.0.1", seed=1)
     newest = write_tfds_dataset(tmp_path, "mnist", (28, 28, 1), 10, version="10.0.0", seed=2)
     dataset = load_dataset("mnist", data_dir=tmp_path)
-    assert as_pairs(dataset.test_images, dataset.test_labels) == as_pairs(*newest["test"])
+    assert as_pairs(dataset.test_inputs, dataset.test_labels) == as_pairs(*newest["test"])
 
 
 # --- DomainNet
@@ -264,10 +264,10 @@ def test_domainnet_classes_and_resizing(prepared_domains):
     )
     names = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
     assert dataset.domain_names == names
-    assert dataset.input_shape == (64, 64, 3) and dataset.train_images.dtype == np.uint8
+    assert dataset.input_shape == (64, 64, 3) and dataset.train_inputs.dtype == np.uint8
     for split in ("train", "test"):
         images, labels, domains = (
-            getattr(dataset, f"{split}_{part}") for part in ("images", "labels", "domains")
+            getattr(dataset, f"{split}_{part}") for part in ("inputs", "labels", "domains")
         )
         assert (np.diff(domains) >= 0).all()
         for domain, name in enumerate(names):
@@ -292,7 +292,7 @@ def test_domainnet_cache(prepared_domains, monkeypatch, tmp_path):
     forbid_decoding(monkeypatch, "sources.domainnet._read_domain")
     again = load_dataset("domainnet", data_dir=folder, normalization="fedaf")
     assert again.digest() == first.digest()
-    pixels = first.train_images.reshape(-1, 3) / np.float64(255)
+    pixels = first.train_inputs.reshape(-1, 3) / np.float64(255)
     np.testing.assert_allclose((again.mean, again.std), (pixels.mean(0), pixels.std(0)), rtol=1e-9)
     assert "64x64" in first.note and "tensorflow" not in sys.modules
 
@@ -459,7 +459,7 @@ def test_stale_cache_is_rebuilt(prepared_mnist, caplog):
     content = write_tfds_dataset(prepared_mnist, "mnist", (28, 28, 1), 10, seed=7)
     with caplog.at_level(logging.WARNING):
         dataset = load_dataset("mnist", data_dir=prepared_mnist)
-    assert as_pairs(dataset.train_images, dataset.train_labels) == as_pairs(*content["train"])
+    assert as_pairs(dataset.train_inputs, dataset.train_labels) == as_pairs(*content["train"])
     assert len(cache_records(caplog)) == 1
 
 
@@ -512,7 +512,7 @@ def test_load_without_writable_cache(prepared_mnist, caplog):
     with caplog.at_level(logging.WARNING):
         cache_dir = prepared_mnist / "file/cache"
         dataset = load_dataset("mnist", data_dir=prepared_mnist, cache_dir=cache_dir)
-    assert dataset.train_images.shape == (23, 28, 28, 1)
+    assert dataset.train_inputs.shape == (23, 28, 28, 1)
     assert any("without it" in record.getMessage() for record in caplog.records)
 
 
@@ -524,7 +524,7 @@ def test_digits_match_scikit_learn():
 
     dataset, original = load_dataset("digits"), load_digits()
     assert dataset.input_shape == (8, 8, 1) and dataset.num_classes == 10
-    images = np.concatenate([dataset.train_images, dataset.test_images])[..., 0]
+    images = np.concatenate([dataset.train_inputs, dataset.test_inputs])[..., 0]
     labels = np.concatenate([dataset.train_labels, dataset.test_labels])
     restored = images.astype(float) * 16 / 255
     assert np.abs(restored - np.rint(restored)).max() <= 0.5 * 16 / 255 + 1e-9
@@ -553,7 +553,7 @@ def test_normalization_presets(tmp_path):
     assert constants("cifar100") == ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
     assert constants("cifar100", "fedaf")[0] == (0.5071, 0.4866, 0.4409)
     assert constants("cifar100", "unit") == constants("cifar100", "fsl") == ((0,) * 3, (1,) * 3)
-    images = load_dataset("cifar100", data_dir=tmp_path).train_images / np.float64(255)
+    images = load_dataset("cifar100", data_dir=tmp_path).train_inputs / np.float64(255)
     for preset in ("dataset", "fedamp"):
         mean, std = constants("cifar100", preset)
         np.testing.assert_allclose(mean, images.mean((0, 1, 2)), rtol=1e-12)
@@ -571,8 +571,8 @@ def test_normalization_presets(tmp_path):
 @pytest.mark.slow
 def test_real_fashion_mnist(prepared_data):
     dataset = load_dataset("fashion_mnist", data_dir=prepared_data)
-    assert dataset.train_images.shape == (60_000, 28, 28, 1)
-    assert dataset.test_images.shape == (10_000, 28, 28, 1)
+    assert dataset.train_inputs.shape == (60_000, 28, 28, 1)
+    assert dataset.test_inputs.shape == (10_000, 28, 28, 1)
     np.testing.assert_array_equal(np.bincount(dataset.train_labels), 6_000)
     np.testing.assert_array_equal(np.bincount(dataset.test_labels), 1_000)
     assert dataset.class_names[0] == "T-shirt/top" and dataset.note == ""
@@ -583,9 +583,9 @@ def test_real_fashion_mnist(prepared_data):
     np.testing.assert_array_equal(np.bincount(pooled.train_labels), 5_250)
     np.testing.assert_array_equal(np.bincount(pooled.test_labels), 1_750)
     # A classifier of nearest class means gets 67 to 69 % where labels and images belong together.
-    flat = dataset.train_images.reshape(60_000, -1).astype(np.float32)
+    flat = dataset.train_inputs.reshape(60_000, -1).astype(np.float32)
     means = np.stack([flat[dataset.train_labels == c].mean(0) for c in range(10)])
-    test = dataset.test_images[:2000].reshape(2000, -1).astype(np.float32)
+    test = dataset.test_inputs[:2000].reshape(2000, -1).astype(np.float32)
     nearest = ((test[:, None] - means) ** 2).sum(-1).argmin(1)
     assert 0.6 < (nearest == dataset.test_labels[:2000]).mean() < 0.75
 

@@ -132,7 +132,7 @@ def test_folders_of_users(tmp_path, monkeypatch):
         assert dataset.train_users.tolist() == ["ann", "bob", "ann", "ann", "bob", "bob"]
         assert dataset.test_users.tolist() == ["bob"] * 3
         assert dataset.train_labels.tolist() == [0, 0, 1, 1, 1, 1]
-        assert dataset.train_images[:, 0, 0, 0].tolist() == [1, 0, 4, 5, 2, 3]
+        assert dataset.train_inputs[:, 0, 0, 0].tolist() == [1, 0, 4, 5, 2, 3]
 
 
 def test_every_writer_has_examples():
@@ -146,7 +146,7 @@ def test_every_writer_has_examples():
     assert partition.summarize(dataset.train_labels, 10).label_hellinger < 0.2
     assert dataset.digest() == load_dataset("digits_by_writer").digest()
     digits = load_dataset("digits")
-    assert not np.array_equal(digits.train_images, dataset.train_images)
+    assert not np.array_equal(digits.train_inputs, dataset.train_inputs)
     np.testing.assert_array_equal(digits.train_labels, dataset.train_labels)
 
 

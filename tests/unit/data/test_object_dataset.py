@@ -63,7 +63,7 @@ def encode(image):
 
 
 def make_split(kind, split, tmp_path):
-    images, labels = ARRAYS[f"{split}_images"], ARRAYS[f"{split}_labels"]
+    images, labels = ARRAYS[f"{split}_inputs"], ARRAYS[f"{split}_labels"]
     if kind == "pillow":
         return TorchStyle(list(map(Image.fromarray, images)), labels.tolist(), NAMES)
     if kind == "subset":
@@ -108,19 +108,19 @@ def test_every_kind_gives_equal_arrays(kind, names, tmp_path):
 
 def test_float_tensors_have_channels_first():
     images = [
-        Tensor(np.moveaxis(i, -1, 0).astype(np.float32) / 255) for i in ARRAYS["train_images"]
+        Tensor(np.moveaxis(i, -1, 0).astype(np.float32) / 255) for i in ARRAYS["train_inputs"]
     ]
     rows = TorchStyle(images, ARRAYS["train_labels"])
     dataset = dataset_from_object(rows, rows)
-    expected = (ARRAYS["train_images"] / np.float32(255)).astype(np.float32)
-    np.testing.assert_array_equal(dataset.train_images, expected)
+    expected = (ARRAYS["train_inputs"] / np.float32(255)).astype(np.float32)
+    np.testing.assert_array_equal(dataset.train_inputs, expected)
 
 
 def test_clients_domains_and_fraction():
     rows = [
         (image, int(label), f"w{i % 4}", "xy"[i % 2])
         for i, (image, label) in enumerate(
-            zip(ARRAYS["train_images"], ARRAYS["train_labels"], strict=True)
+            zip(ARRAYS["train_inputs"], ARRAYS["train_labels"], strict=True)
         )
     ]
     dataset = dataset_from_object(
@@ -130,8 +130,8 @@ def test_clients_domains_and_fraction():
     assert dataset.class_names == ("a", "b", "c")
     users, counts = np.unique(dataset.test_users, return_counts=True)
     assert users.tolist() == ["w0", "w1", "w2", "w3"] and counts.tolist() == [3] * 4
-    kept = {image.tobytes() for image in dataset.train_images}
-    tests = {image.tobytes() for image in dataset.test_images}
+    kept = {image.tobytes() for image in dataset.train_inputs}
+    tests = {image.tobytes() for image in dataset.test_inputs}
     assert kept | tests == {row[0].tobytes() for row in rows} and not kept & tests
     again = dataset_from_object(rows, client=2, domain=3, test_fraction=0.5)
     assert again.digest() == dataset.digest()
@@ -141,7 +141,7 @@ def test_gray_split_beside_color():
     gray = [(Image.new("L", (4, 5), 9), 0), (Image.new("L", (4, 5), 8), 1)]
     color = [(Image.new("RGB", (4, 5), (1, 2, 3)), 0), (Image.new("L", (4, 5), 8), 1)]
     dataset = dataset_from_object(color, gray)
-    assert dataset.input_shape == (5, 4, 3) and (dataset.test_images[0] == 9).all()
+    assert dataset.input_shape == (5, 4, 3) and (dataset.test_inputs[0] == 9).all()
     assert dataset_from_object(gray, gray, size=2).input_shape == (2, 2, 1)
 
 

@@ -138,7 +138,7 @@ def test_held_out_examples_have_no_owner(split, dataset):
     np.testing.assert_array_equal(actual.indices, out)
     # The rest is split as if it were all there is.
     rest = np.setdiff1d(np.arange(len(LABELS)), out)
-    rest_arrays = {"train_images": dataset.train_images[rest], "train_labels": LABELS[rest]}
+    rest_arrays = {"train_inputs": dataset.train_inputs[rest], "train_labels": LABELS[rest]}
     smaller = dataclasses.replace(dataset, **rest_arrays)
     whole = dataclasses.replace(spec, server_data="iid", server_options={})
     alone = build_partition(whole, smaller)
@@ -180,7 +180,7 @@ def test_server_examples_of_all_partitions(scheme, source):
     )
     domains = {"train_domains": np.arange(2000) % 8, "test_domains": np.arange(10) % 8}
     groups = {"by_domain": domains, "natural": {"train_users": np.arange(2000) % 10}}
-    server = {"server_images": np.zeros((5, 28, 28, 1), np.uint8), "server_labels": range(5)}
+    server = {"server_inputs": np.zeros((5, 28, 28, 1), np.uint8), "server_labels": range(5)}
     dataset = make_dataset(LABELS, **server, **groups.get(scheme, {}))
     settings = {"held_out_clients": None if scheme == "by_domain" else 2, "num_clients": 8}
     if source == "clients":
@@ -223,7 +223,7 @@ def test_withheld_examples_with_user_partition(dataset, caplog):
 def test_held_out_default_size(dataset):
     assert len(draw_withheld_examples("held_out", dataset, 0)) == 20
     few = dataclasses.replace(
-        dataset, train_images=dataset.train_images[:50], train_labels=LABELS[:50]
+        dataset, train_inputs=dataset.train_inputs[:50], train_labels=LABELS[:50]
     )
     assert len(draw_withheld_examples("held_out", few, 0)) == 10
     for source in (None, "iid", "user"):
@@ -286,7 +286,7 @@ def test_draws_follow_seed(source, dataset, partition):
     assert make_server_pool(source, dataset, options) is None
     images, labels = first.get_examples(dataset, None)
     np.testing.assert_array_equal(labels, LABELS[first.indices])
-    np.testing.assert_array_equal(images, dataset.train_images[first.indices])
+    np.testing.assert_array_equal(images, dataset.train_inputs[first.indices])
 
 
 # --- glyphs
@@ -353,7 +353,7 @@ def test_glyph_image_size(partition):
     images, labels = make_server_pool("glyphs", load_dataset("digits"))
     assert images.shape == (150, 8, 8, 1) and len(labels) == 150
     wide = make_dataset(LABELS, class_names=list("0123456789"))
-    wide = dataclasses.replace(wide, train_images=np.zeros((2000, 20, 30, 1), np.uint8))
+    wide = dataclasses.replace(wide, train_inputs=np.zeros((2000, 20, 30, 1), np.uint8))
     assert make_server_pool("glyphs", wide)[0].shape == (150, 20, 30, 1)
 
 
@@ -392,8 +392,8 @@ def test_glyphs_reject_invalid_datasets(dataset):
     with pytest.raises(ConfigError, match="one channel"):
         make_server_pool("glyphs", make_dataset(LABELS, channels=3, class_names=list("0123456789")))
     with pytest.raises(ConfigError, match="uint8"):
-        floats = dataset.train_images.astype(np.float32)
-        make_server_pool("glyphs", dataclasses.replace(dataset, train_images=floats))
+        floats = dataset.train_inputs.astype(np.float32)
+        make_server_pool("glyphs", dataclasses.replace(dataset, train_inputs=floats))
     with pytest.raises(ConfigError, match="a font with '0'"):  # it has symbols only
         font = f"{matplotlib.get_data_path()}/fonts/ttf/STIXSizFiveSymReg.ttf"
         make_server_pool("glyphs", dataset, {"font": font})
@@ -477,9 +477,9 @@ def test_user_source(partition):
     images = np.full((3, 28, 28, 1), 9, np.uint8)
     plain, arguments = (
         make_dataset(LABELS),
-        make_dataset(LABELS, server_images=images, server_labels=[4, 4, 1]),
+        make_dataset(LABELS, server_inputs=images, server_labels=[4, 4, 1]),
     )
-    other = make_dataset(LABELS, server_images=images, server_labels=[4, 4, 2])
+    other = make_dataset(LABELS, server_inputs=images, server_labels=[4, 4, 2])
     assert len({plain.digest(), arguments.digest(), other.digest()}) == 3
     pool = make_server_pool("user", arguments)
     actual = make_server_data("user", arguments, partition, 0, pool=pool)
@@ -492,21 +492,21 @@ def test_user_source(partition):
 
 
 BAD_SERVER_ARRAYS = {
-    "empty": ({"server_images": np.zeros((0, 28, 28, 1), np.uint8)}, "shape of server_images"),
-    "shape": ({"server_images": np.zeros((3, 32, 32, 1), np.uint8)}, "format of server_images"),
-    "type": ({"server_images": np.zeros((3, 28, 28, 1), np.float32)}, "format of server_images"),
+    "empty": ({"server_inputs": np.zeros((0, 28, 28, 1), np.uint8)}, "shape of server_inputs"),
+    "shape": ({"server_inputs": np.zeros((3, 32, 32, 1), np.uint8)}, "format of server_inputs"),
+    "type": ({"server_inputs": np.zeros((3, 28, 28, 1), np.float32)}, "format of server_inputs"),
     "length": ({"server_labels": [1, 2]}, r"len\(server_labels\) = 2"),
     "class": ({"server_labels": [1, 10, 2]}, r"server_labels\[1\] = 10: .* in \[0, 10\)"),
     "negative": ({"server_labels": [1, 0, -2]}, r"server_labels\[2\] = -2"),
     "no labels": ({"server_labels": None}, "server_labels = None"),
-    "no images": ({"server_images": None}, "server_images = None"),
+    "no images": ({"server_inputs": None}, "server_inputs = None"),
 }
 
 
 @pytest.mark.parametrize("kind", BAD_SERVER_ARRAYS)
 def test_user_source_rejects_invalid_arrays(kind, dataset):
     change, message = BAD_SERVER_ARRAYS[kind]
-    arguments = {"server_images": np.zeros((3, 28, 28, 1), np.uint8), "server_labels": [1, 0, 2]}
+    arguments = {"server_inputs": np.zeros((3, 28, 28, 1), np.uint8), "server_labels": [1, 0, 2]}
     with pytest.raises(ConfigError, match=message):
         make_dataset(LABELS, **(arguments | change))
     replaced = dataclasses.replace(dataset, **(arguments | change))  # past the first check
@@ -515,7 +515,7 @@ def test_user_source_rejects_invalid_arrays(kind, dataset):
 
 
 def test_user_source_requires_examples(dataset):
-    with pytest.raises(ConfigError, match=r"server_data = 'user'.*server_images"):
+    with pytest.raises(ConfigError, match=r"server_data = 'user'.*server_inputs"):
         make_server_pool("user", dataset)
 
 

@@ -45,8 +45,8 @@ def test_image_folder_order(tmp_path):
     content = write_folder(tmp_path / "set")
     (tmp_path / "set/train/cat/notes.txt").write_text("not an image")
     dataset = load_image_folder(tmp_path / "set")
-    np.testing.assert_array_equal(dataset.train_images, stacked(content, "train"))
-    np.testing.assert_array_equal(dataset.test_images, stacked(content, "test"))
+    np.testing.assert_array_equal(dataset.train_inputs, stacked(content, "train"))
+    np.testing.assert_array_equal(dataset.test_inputs, stacked(content, "test"))
     np.testing.assert_array_equal(dataset.train_labels, [0, 0, 0, 1, 1, 1])
     assert dataset.class_names == ("bird", "cat") and dataset.name == "set"
     train = stacked(content, "train").astype(np.float64).reshape(-1, 3) / 255
@@ -55,8 +55,8 @@ def test_image_folder_order(tmp_path):
 
     with_valid = load_image_folder(tmp_path / "set", use_valid=True)
     expected = np.concatenate([stacked(content, "train"), stacked(content, "valid")])
-    np.testing.assert_array_equal(with_valid.train_images, expected)
-    np.testing.assert_array_equal(with_valid.test_images, dataset.test_images)
+    np.testing.assert_array_equal(with_valid.train_inputs, expected)
+    np.testing.assert_array_equal(with_valid.test_inputs, dataset.test_inputs)
 
 
 def test_image_folder_ignores_hidden_files(tmp_path, caplog):
@@ -66,7 +66,7 @@ def test_image_folder_ignores_hidden_files(tmp_path, caplog):
         (tmp_path / "set/test" / name).write_bytes(b"no image")
     (tmp_path / "set/train/.ipynb_checkpoints").mkdir()
     dataset = load_image_folder(tmp_path / "set")
-    np.testing.assert_array_equal(dataset.train_images, stacked(content, "train"))
+    np.testing.assert_array_equal(dataset.train_inputs, stacked(content, "train"))
     assert not caplog.records
 
 
@@ -83,7 +83,7 @@ def test_image_folder_logs_what_it_leaves_out(tmp_path, caplog):
     for _ in range(2):  # also if the images are in the cache
         caplog.clear()
         dataset = load_image_folder(tmp_path / "set")
-        np.testing.assert_array_equal(dataset.train_images, stacked(content, "train"))
+        np.testing.assert_array_equal(dataset.train_inputs, stacked(content, "train"))
         assert "not read: 3 files that are no images in a class folder" in caplog.text
         assert "2 sub-folders of classes with 4 files; e.g. train/1.png" in caplog.text
         for split in ("train", "test"):
@@ -116,7 +116,7 @@ def test_image_folder_applies_exif_orientation(suffix, color, tmp_path):
             path = tmp_path / "set" / folder / f"{orientation}.{suffix}"
             options = {"compression": "tiff_lzw"} if suffix == "tif" else {"quality": 100}
             Image.fromarray(np.ascontiguousarray(pixels)).save(path, exif=exif, **options)
-    images = load_image_folder(tmp_path / "set", color=color).train_images
+    images = load_image_folder(tmp_path / "set", color=color).train_inputs
     assert images.shape == (16, 16, 24, 3 if color else 1)
     assert np.abs(images.astype(int) - upright[None, ..., None]).max() <= 4
     if suffix == "tif":
@@ -131,7 +131,7 @@ def test_image_folder_cache_detects_changes(tmp_path, caplog):
     new = np.full((6, 6, 3), 77, np.uint8)
     Image.fromarray(new).save(tmp_path / "set/train/cat/train-1.png")
     dataset = load_image_folder(tmp_path / "set")
-    np.testing.assert_array_equal(dataset.train_images[4], new)
+    np.testing.assert_array_equal(dataset.train_inputs[4], new)
 
 
 ASCII_PROGRAM = """
@@ -171,7 +171,7 @@ def test_image_folder_size_and_gray(tmp_path):
             Image.new("RGB", (6, 6), (level,) * 3).save(root / split / name / "1.png")
     dataset = load_image_folder(root, size=(4, 5), color=False)
     assert dataset.input_shape == (4, 5, 1)
-    np.testing.assert_array_equal(dataset.train_images[:2], np.full((2, 4, 5, 1), 40))
+    np.testing.assert_array_equal(dataset.train_inputs[:2], np.full((2, 4, 5, 1), 40))
     with pytest.raises(ConfigError, match=r"size of .*1\.png.*\(6, 6\).*\(8, 12\)"):
         load_image_folder(root)
     with pytest.raises(ConfigError, match="size"):
@@ -201,7 +201,7 @@ def test_cinic10(tmp_path, monkeypatch):
     content = write_folder(tmp_path / "cinic", names=names, side=32, count=2)
     monkeypatch.setenv("CINIC10_DIR", str(tmp_path / "cinic"))
     dataset = load_dataset("cinic10")
-    np.testing.assert_array_equal(dataset.train_images, stacked(content, "train"))
+    np.testing.assert_array_equal(dataset.train_inputs, stacked(content, "train"))
     assert dataset.class_names == tuple(names)
     assert dataset.mean[0] == 0.47889522 and dataset.std[2] == 0.25874835
 
@@ -212,9 +212,9 @@ def test_cinic10(tmp_path, monkeypatch):
 def arrays(**changes):
     rng = np.random.default_rng(0)
     arguments = {
-        "train_images": rng.integers(0, 256, (8, 5, 4, 3), np.uint8),
+        "train_inputs": rng.integers(0, 256, (8, 5, 4, 3), np.uint8),
         "train_labels": np.arange(8) % 3,
-        "test_images": rng.integers(0, 256, (4, 5, 4, 3), np.uint8),
+        "test_inputs": rng.integers(0, 256, (4, 5, 4, 3), np.uint8),
         "test_labels": np.arange(4) % 3,
     }
     return arguments | changes
@@ -223,37 +223,37 @@ def arrays(**changes):
 def test_arrays_are_stored():
     arguments = arrays()
     dataset = dataset_from_arrays(**arguments, num_classes=5)
-    np.testing.assert_array_equal(dataset.train_images, arguments["train_images"])
+    np.testing.assert_array_equal(dataset.train_inputs, arguments["train_inputs"])
     assert dataset.num_classes == 5 and dataset_from_arrays(**arguments).num_classes == 3
     assert dataset.train_labels.dtype == np.int32
     with pytest.raises(ValueError, match="read-only"):
-        dataset.train_images[0] = 0
-    arguments["train_images"][0] += 1  # the user's own array stays writable
-    wide = dataset_from_arrays(**arrays(train_images=arrays()["train_images"].astype(np.int64)))
-    np.testing.assert_array_equal(wide.train_images, arrays()["train_images"])
-    assert wide.train_images.dtype == np.uint8
+        dataset.train_inputs[0] = 0
+    arguments["train_inputs"][0] += 1  # the user's own array stays writable
+    wide = dataset_from_arrays(**arrays(train_inputs=arrays()["train_inputs"].astype(np.int64)))
+    np.testing.assert_array_equal(wide.train_inputs, arrays()["train_inputs"])
+    assert wide.train_inputs.dtype == np.uint8
 
 
 def test_float_images_stay_floats():
-    floats = {name: arrays()[name] / 255 for name in ("train_images", "test_images")}
+    floats = {name: arrays()[name] / 255 for name in ("train_inputs", "test_inputs")}
     dataset = dataset_from_arrays(**arrays(**floats))
-    assert dataset.train_images.dtype == np.float32
-    np.testing.assert_allclose(dataset.train_images, floats["train_images"], rtol=1e-6)
-    np.testing.assert_allclose(dataset.mean, floats["train_images"].mean((0, 1, 2)), rtol=1e-6)
+    assert dataset.train_inputs.dtype == np.float32
+    np.testing.assert_allclose(dataset.train_inputs, floats["train_inputs"], rtol=1e-6)
+    np.testing.assert_allclose(dataset.mean, floats["train_inputs"].mean((0, 1, 2)), rtol=1e-6)
 
 
 def test_std_of_constant_channel():
-    dataset = dataset_from_arrays(**arrays(train_images=np.zeros((8, 5, 4, 3), np.uint8)))
+    dataset = dataset_from_arrays(**arrays(train_inputs=np.zeros((8, 5, 4, 3), np.uint8)))
     assert dataset.std == (1.0, 1.0, 1.0)
 
 
 def test_digest_covers_contents_only():
     base = dataset_from_arrays(**arrays())
     assert base.digest() == dataset_from_arrays(**arrays(), name="other", note="n").digest()
-    fortran = arrays(train_images=np.asfortranarray(arrays()["train_images"]))
+    fortran = arrays(train_inputs=np.asfortranarray(arrays()["train_inputs"]))
     assert base.digest() == dataset_from_arrays(**fortran).digest()
     changed = arrays()
-    changed["test_images"][3, 4, 3, 2] ^= 1
+    changed["test_inputs"][3, 4, 3, 2] ^= 1
     others = [
         dataset_from_arrays(**changed),
         dataset_from_arrays(**arrays(), num_classes=4),
@@ -283,28 +283,30 @@ def test_domains_enter_digest():
 def test_digest_without_domains():
     dataset = dataset_from_arrays(**arrays())
     constants = {"num_classes": 3, "mean": dataset.mean, "std": dataset.std}
-    assert dataset.digest() == digest_arrays(
-        {name: np.asarray(a, a.dtype if a.ndim > 1 else np.int32) for name, a in arrays().items()},
-        constants,
-    )
+    stored = {
+        name: np.asarray(a, a.dtype if a.ndim > 1 else np.int32) for name, a in arrays().items()
+    }
+    # The names of version 0.6.
+    stored |= {f"{s}_images": stored.pop(f"{s}_inputs") for s in ("train", "test")}
+    assert dataset.digest() == digest_arrays(stored, constants)
 
 
 def with_bad_pixel(value):
-    images = arrays()["train_images"] / 255
+    images = arrays()["train_inputs"] / 255
     images[2, 1, 0, 1] = value
-    return {"train_images": images, "test_images": arrays()["test_images"] / 255}
+    return {"train_inputs": images, "test_inputs": arrays()["test_inputs"] / 255}
 
 
 BAD_ARRAYS = {
-    "nan": (with_bad_pixel(np.nan), r"train_images\[\(2, 1, 0, 1\)\] = nan"),
-    "inf": (with_bad_pixel(np.inf), r"train_images\[\(2, 1, 0, 1\)\] = inf"),
-    "float range": (with_bad_pixel(255.0), r"range of train_images .*pass images in 0\.\.255"),
-    "integer range": ({"train_images": np.full((8, 5, 4, 3), 256)}, r"0\.\.255"),
-    "strings": ({"train_images": np.full((8, 5, 4, 3), "a")}, "dtype of train_images"),
-    "rank": ({"train_images": np.zeros((8, 5, 4), np.uint8)}, r"\[N, H, W, C\]"),
-    "empty": ({"test_images": np.zeros((0, 5, 4, 3), np.uint8)}, "shape of test_images"),
-    "shape": ({"test_images": np.zeros((4, 5, 5, 3), np.uint8)}, "format of test_images"),
-    "type": ({"test_images": np.zeros((4, 5, 4, 3), np.float32)}, "format of test_images"),
+    "nan": (with_bad_pixel(np.nan), r"train_inputs\[\(2, 1, 0, 1\)\] = nan"),
+    "inf": (with_bad_pixel(np.inf), r"train_inputs\[\(2, 1, 0, 1\)\] = inf"),
+    "float range": (with_bad_pixel(255.0), r"range of train_inputs .*pass images in 0\.\.255"),
+    "integer range": ({"train_inputs": np.full((8, 5, 4, 3), 256)}, r"0\.\.255"),
+    "strings": ({"train_inputs": np.full((8, 5, 4, 3), "a")}, "dtype of train_inputs"),
+    "rank": ({"train_inputs": np.zeros((8, 5, 4), np.uint8)}, r"\[N, H, W, C\]"),
+    "empty": ({"test_inputs": np.zeros((0, 5, 4, 3), np.uint8)}, "shape of test_inputs"),
+    "shape": ({"test_inputs": np.zeros((4, 5, 5, 3), np.uint8)}, "format of test_inputs"),
+    "type": ({"test_inputs": np.zeros((4, 5, 4, 3), np.float32)}, "format of test_inputs"),
     "length": ({"train_labels": np.zeros(7, int)}, r"len\(train_labels\) = 7"),
     "label rank": ({"test_labels": np.zeros((4, 3), int)}, "test_labels = .*integers"),
     "label type": ({"train_labels": np.zeros(8)}, r"float64 .*such as train_labels.astype\(int\)"),
@@ -321,17 +323,17 @@ BAD_ARRAYS = {
     "tiny std": ({"std": (1, 1e-300, 1)}, r"std\[1\] = 1e-300"),
     "huge mean": ({"mean": (1, 1e39, 1)}, r"mean\[1\] = .*number in \[-1e\+06, 1e\+06\]"),
     "ragged": (
-        {"train_images": [np.zeros((5, 4, 3)), np.zeros((6, 4, 3))]},
-        r"train_images: items of shapes \(5, 4, 3\) and \(6, 4, 3\)",
+        {"train_inputs": [np.zeros((5, 4, 3)), np.zeros((6, 4, 3))]},
+        r"train_inputs: items of shapes \(5, 4, 3\) and \(6, 4, 3\)",
     ),
-    "ragged pixels": ({"test_images": [[[[1]], [[1], [2]]]]}, "test_images: .*expected one array"),
-    "objects": ({"train_images": np.full((8, 5, 4, 3), None)}, "train_images: a ndarray of obj"),
-    "an iterator": ({"train_images": iter([1])}, "train_images: a list_iterator of objects"),
-    "truth values": ({"train_images": np.zeros((8, 5, 4, 3), bool)}, "dtype of train_images"),
-    "complex": ({"train_images": np.zeros((8, 5, 4, 3), complex)}, "dtype of train_images"),
+    "ragged pixels": ({"test_inputs": [[[[1]], [[1], [2]]]]}, "test_inputs: .*expected one array"),
+    "objects": ({"train_inputs": np.full((8, 5, 4, 3), None)}, "train_inputs: a ndarray of obj"),
+    "an iterator": ({"train_inputs": iter([1])}, "train_inputs: a list_iterator of objects"),
+    "truth values": ({"train_inputs": np.zeros((8, 5, 4, 3), bool)}, "dtype of train_inputs"),
+    "complex": ({"train_inputs": np.zeros((8, 5, 4, 3), complex)}, "dtype of train_inputs"),
     "wide int32": (
-        {"train_images": np.full((8, 5, 4, 3), 65535, np.int32)},
-        r"range of train_images = \(65535, 65535\): .*of 16 bits: uint16",
+        {"train_inputs": np.full((8, 5, 4, 3), 65535, np.int32)},
+        r"range of train_inputs = \(65535, 65535\): .*of 16 bits: uint16",
     ),
     "one hot": (
         {"train_labels": np.eye(8, dtype=int)},
@@ -380,35 +382,35 @@ BAD_ARRAYS = {
 def test_channels_first_images(channels):
     images = np.random.default_rng(0).integers(0, 256, (6, 8, 5, channels), np.uint8)
     first, labels = images.transpose(0, 3, 1, 2), np.arange(6) % 2
-    server = {"server_images": first, "server_labels": labels}
-    message = rf"shape of train_images = \(6, {channels}, 8, 5\): .*\[N, H, W, C\]; pass channels="
+    server = {"server_inputs": first, "server_labels": labels}
+    message = rf"shape of train_inputs = \(6, {channels}, 8, 5\): .*\[N, H, W, C\]; pass channels="
     with pytest.raises(ConfigError, match=message) as error:
         dataset_from_arrays(first, labels, first, labels)
     assert "\n" not in str(error.value)
-    with pytest.raises(ConfigError, match="shape of test_images"):
+    with pytest.raises(ConfigError, match="shape of test_inputs"):
         dataset_from_arrays(images, labels, first, labels)
-    with pytest.raises(ConfigError, match="shape of server_images"):
+    with pytest.raises(ConfigError, match="shape of server_inputs"):
         dataset_from_arrays(images, labels, images, labels, **server)
     dataset = dataset_from_arrays(first, labels, first.tolist(), labels, **server, channels="first")
-    for array in (dataset.train_images, dataset.test_images, dataset.server_images):
+    for array in (dataset.train_inputs, dataset.test_inputs, dataset.server_inputs):
         np.testing.assert_array_equal(array, images)
     assert (
         dataset.digest()
         == dataset_from_arrays(
-            images, labels, images, labels, server_images=images, server_labels=labels
+            images, labels, images, labels, server_inputs=images, server_labels=labels
         ).digest()
     )
     message = (
-        rf"train_images = \(6, 8, 5, {channels}\): expected \[N, C, H, W\] with channels='first'"
+        rf"train_inputs = \(6, 8, 5, {channels}\): expected \[N, C, H, W\] with channels='first'"
     )
     with pytest.raises(ConfigError, match=message):
         dataset_from_arrays(images, labels, images, labels, channels="first")
     rows = dataset_from_arrays(first, labels, first, labels, channels="last")
-    np.testing.assert_array_equal(rows.train_images, first)
+    np.testing.assert_array_equal(rows.train_inputs, first)
     with pytest.raises(ConfigError, match="channels = 'NCHW'"):
         dataset_from_arrays(first, labels, first, labels, channels="NCHW")
-    by_hand = dataclasses.replace(dataset, train_images=first, test_images=first)
-    with pytest.raises(ConfigError, match="shape of train_images"):
+    by_hand = dataclasses.replace(dataset, train_inputs=first, test_inputs=first)
+    with pytest.raises(ConfigError, match="shape of train_inputs"):
         validate_dataset(by_hand)
 
 
@@ -428,13 +430,13 @@ def test_empty_classes_are_logged(labels, empty, caplog):
 def test_16_bit_arrays_are_scaled():
     wide = np.arange(8 * 60, dtype=np.uint16).reshape(8, 5, 4, 3) * 136
     dark = np.full((4, 5, 4, 3), 51, np.uint16)
-    dataset = dataset_from_arrays(**arrays(train_images=wide, test_images=dark))
-    np.testing.assert_allclose(dataset.train_images, wide / 65535, rtol=1e-6)
-    np.testing.assert_allclose(dataset.test_images, 51 / 65535, rtol=1e-6)
-    swapped = dataset_from_arrays(**arrays(train_images=wide.astype(">u2"), test_images=dark))
+    dataset = dataset_from_arrays(**arrays(train_inputs=wide, test_inputs=dark))
+    np.testing.assert_allclose(dataset.train_inputs, wide / 65535, rtol=1e-6)
+    np.testing.assert_allclose(dataset.test_inputs, 51 / 65535, rtol=1e-6)
+    swapped = dataset_from_arrays(**arrays(train_inputs=wide.astype(">u2"), test_inputs=dark))
     assert swapped.digest() == dataset.digest()
-    narrow = dataset_from_arrays(**arrays(train_images=wide % 256))
-    assert narrow.train_images.dtype == np.uint8, "8 bits in a wider type"
+    narrow = dataset_from_arrays(**arrays(train_inputs=wide % 256))
+    assert narrow.train_inputs.dtype == np.uint8, "8 bits in a wider type"
 
 
 @pytest.mark.parametrize("color", [False, True])
@@ -445,7 +447,7 @@ def test_16_bit_folders_are_scaled(color, tmp_path):
             folder = tmp_path / split / name
             folder.mkdir(parents=True)
             Image.fromarray(levels).save(folder / "1.png")
-    images = load_image_folder(tmp_path, color=color, cache_dir=tmp_path / "cache").train_images
+    images = load_image_folder(tmp_path, color=color, cache_dir=tmp_path / "cache").train_inputs
     assert images.shape == (2, 1, 4, 3 if color else 1)
     np.testing.assert_array_equal(images[0, 0, :, 0], [0, 1, 128, 255])
 

@@ -127,7 +127,7 @@ def test_metrics_of_run_match_model():
     for name in ("macro_f1", "calibration_error"):
         mean = np.mean(result.metrics[name][-5:])
         assert result.summary[f"final_{name}"] == pytest.approx(mean)
-    actual = result.model().evaluate(DATA.test_images, DATA.test_labels)
+    actual = result.model().evaluate(DATA.test_inputs, DATA.test_labels)
     for name, value in expected.items():
         np.testing.assert_allclose(getattr(actual, name), value, rtol=1e-4, atol=1e-5)
 

@@ -35,7 +35,7 @@ def test_callbacks_receive_all_metrics_once(name, short_chunks, tmp_path):
 
     def tests_the_model(now):
         if now.phase == "rounds":
-            tested = now.model().evaluate(data.test_images, data.test_labels)
+            tested = now.model().evaluate(data.test_inputs, data.test_labels)
             accuracies[now.done] = tested.accuracy
 
     listener = Listener(tests_the_model)
@@ -86,7 +86,7 @@ def test_stop_before_the_first_round_has_a_result():
     result = run_spec(make_spec(), callbacks=[lambda now: now.stop("not today")])
     assert result.summary["rounds"] == 0 and result.summary["final_accuracy"] is None
     assert result.summary["best_accuracy"] is None and not result.summary["diverged"]
-    assert result.model().evaluate(make_user_dataset().test_images, make_user_dataset().test_labels)
+    assert result.model().evaluate(make_user_dataset().test_inputs, make_user_dataset().test_labels)
 
 
 def test_callback_error_is_noted_and_leaves_checkpoint(short_chunks, tmp_path):

@@ -132,7 +132,7 @@ def test_stopped_run_is_a_prefix_of_the_whole_run(case):
     if name != "fedamp":
         assert result.summary["last_accuracy"] == last[-1]
         data = make_user_dataset()
-        tested = result.model().evaluate(data.test_images, data.test_labels)
+        tested = result.model().evaluate(data.test_inputs, data.test_labels)
         assert tested.accuracy == pytest.approx(float(last[-1]), abs=1e-6)
 
 

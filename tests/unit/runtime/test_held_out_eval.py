@@ -23,7 +23,7 @@ def run(spec_, **settings):
 
 def compute_held_out_accuracy(model, result, h):
     held = result.held_out.tests.client_indices(h)
-    return model.evaluate(DATA.test_images[held], DATA.test_labels[held]).accuracy
+    return model.evaluate(DATA.test_inputs[held], DATA.test_labels[held]).accuracy
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_client_models_have_the_last_accuracy(name, options, tmp_path):
     for k in range(3):
         model = load_model(result.save_model(tmp_path / f"{k}.msgpack", client=k))
         held = tests.client_indices(k)
-        actual = model.evaluate(DATA.test_images[held], DATA.test_labels[held])
+        actual = model.evaluate(DATA.test_inputs[held], DATA.test_labels[held])
         np.testing.assert_allclose(actual.accuracy, result.metrics["client_accuracy"][-1, k])
         assert model.client == k and f"client {k}" in repr(model)
 
@@ -84,10 +84,10 @@ def test_load_model_requires_the_user_network(tmp_path):
 
 def test_logits_of_batches_and_single_images(tmp_path):
     model = run_spec(make_spec(rounds=5)).model()
-    images = np.concatenate([DATA.train_images] * 20)  # several batches, the last one short
+    images = np.concatenate([DATA.train_inputs] * 20)  # several batches, the last one short
     logits = model.logits(images)
     assert len(images) > 500 and logits.shape == (len(images), DATA.num_classes)
-    alone = np.concatenate([model.logits(image[None]) for image in DATA.train_images[:5]])
+    alone = np.concatenate([model.logits(image[None]) for image in DATA.train_inputs[:5]])
     np.testing.assert_allclose(logits[:5], alone, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(model.predict(images), logits.argmax(1))
 
@@ -104,7 +104,7 @@ def test_logits_of_integers_and_floats():
 def test_confusion_matrix():
     model = run_spec(make_spec(rounds=5)).model()
     actual = evaluate(model, DATA)
-    predicted = model.predict(DATA.test_images)
+    predicted = model.predict(DATA.test_inputs)
     for label in range(DATA.num_classes):
         of_class = predicted[DATA.test_labels == label]
         counts = np.bincount(of_class, minlength=DATA.num_classes)
@@ -132,7 +132,7 @@ def test_load_model_rejects_damaged_files(cut, tmp_path):
     [
         (lambda result: result.model(0), "clients of fedavg have no models of their own"),
         (lambda result: result.model().logits(np.zeros((2, 3, 3, 1), np.uint8)), "images = "),
-        (lambda result: result.model().evaluate(DATA.test_images, [5] * 60), r"labels\[0\] = 5"),
+        (lambda result: result.model().evaluate(DATA.test_inputs, [5] * 60), r"labels\[0\] = 5"),
         (lambda result: Result(result.spec, {}, {}).model(), "has no final state"),
     ],
 )

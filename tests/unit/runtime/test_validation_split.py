@@ -153,7 +153,7 @@ def test_accuracies_match_the_models(lanes):
     dataset = make_dataset()
     result = run("ditto", lanes=lanes, rounds=4)
     indices = result.validation.indices
-    expected = result.model().evaluate(dataset.train_images[indices], dataset.train_labels[indices])
+    expected = result.model().evaluate(dataset.train_inputs[indices], dataset.train_labels[indices])
     assert result.metrics["validation_accuracy"][-1] == pytest.approx(expected.accuracy, abs=1e-6)
     assert result.metrics["validation_loss"][-1] == pytest.approx(expected.loss, rel=1e-5)
     accuracies = result.metrics["client_validation_accuracy"][-1]
@@ -161,7 +161,7 @@ def test_accuracies_match_the_models(lanes):
         indices = result.validation.client_indices(k)
         assert np.isnan(accuracies[k]) == (len(indices) == 0)
         if len(indices):
-            images, labels = dataset.train_images[indices], dataset.train_labels[indices]
+            images, labels = dataset.train_inputs[indices], dataset.train_labels[indices]
             assert accuracies[k] == pytest.approx(result.model(k).evaluate(images, labels).accuracy)
     mean = result.metrics["mean_client_validation_accuracy"][-1]
     assert mean == pytest.approx(np.nanmean(accuracies), rel=1e-6)
@@ -333,7 +333,7 @@ def test_real_control_of_dynafed_excludes_validation_examples():
     validation = np.flatnonzero(dataset.train_labels == 0)[2:]
     data = FederationData(dataset, PARTITION, None, 1, 0, None, validation)
     ((images, _),) = _make_control_inputs(True, 6, [data])
-    withheld = {image.tobytes() for image in dataset.train_images[validation]}
+    withheld = {image.tobytes() for image in dataset.train_inputs[validation]}
     assert not withheld & {image.tobytes() for image in images}
 
 

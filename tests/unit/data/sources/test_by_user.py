@@ -25,7 +25,7 @@ def list_users(split):
     users = USERS[f"{split}_users"]
     for name in dict.fromkeys(users.tolist()):
         rows = users == name
-        yield name, ARRAYS[f"{split}_images"][rows], ARRAYS[f"{split}_labels"][rows]
+        yield name, ARRAYS[f"{split}_inputs"][rows], ARRAYS[f"{split}_labels"][rows]
 
 
 def write_leaf(folder, splits=("train", "test"), flatten=True):
@@ -92,9 +92,9 @@ def test_other_pixels_stay_floats(tmp_path):
     content["user_data"]["f1"]["x"][0][0] = 0.123
     path.write_text(json.dumps(content))
     dataset = load_dataset(f"leaf:{tmp_path}")
-    assert dataset.train_images.dtype == dataset.test_images.dtype == np.float32
-    np.testing.assert_allclose(dataset.train_images[10, 0, 0, 0], 0.123, rtol=1e-6)
-    np.testing.assert_allclose(dataset.test_images * 255, ARRAYS["test_images"], rtol=1e-5)
+    assert dataset.train_inputs.dtype == dataset.test_inputs.dtype == np.float32
+    np.testing.assert_allclose(dataset.train_inputs[10, 0, 0, 0], 0.123, rtol=1e-6)
+    np.testing.assert_allclose(dataset.test_inputs * 255, ARRAYS["test_inputs"], rtol=1e-5)
 
 
 @pytest.mark.parametrize(

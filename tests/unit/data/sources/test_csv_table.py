@@ -66,7 +66,7 @@ def test_numbers_alone_and_regression(tmp_path):
     dataset = load_dataset(f"csv:{tmp_path}/houses.csv?label=price&test_fraction=0.25")
     assert (dataset.input_kind, dataset.task) == ("features", "regression")
     assert len(dataset.test_labels) == 10 and dataset.num_users == 0
-    pairs = np.concatenate([dataset.train_images, dataset.test_images]).sum(1) / 3
+    pairs = np.concatenate([dataset.train_inputs, dataset.test_inputs]).sum(1) / 3
     labels = np.concatenate([dataset.train_labels, dataset.test_labels])[:, 0]
     np.testing.assert_allclose(labels, pairs, rtol=1e-5)
 

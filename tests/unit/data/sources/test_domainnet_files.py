@@ -51,7 +51,7 @@ def test_lists_give_the_order(as_zip, tmp_path):
     assert dataset.class_names == CLASSES and dataset.domain_names == DOMAINS
     for split in ("train", "test"):
         kept = [(d, x) for d, c in enumerate(contents) for x in c[split] if x[2] < len(CLASSES)]
-        images = getattr(dataset, f"{split}_images")
+        images = getattr(dataset, f"{split}_inputs")
         assert images.shape[1:] == (64, 64, 3)
         np.testing.assert_array_equal(images[:, 5, 5, 0], [shade for _, (*_, shade) in kept])
         labels, domains = getattr(dataset, f"{split}_labels"), getattr(dataset, f"{split}_domains")

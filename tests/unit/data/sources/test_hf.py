@@ -27,7 +27,7 @@ def encode(image):
 
 def make_table(arrays, split, *, image="img", label="label", **columns):
     """A table as Hugging Face datasets store it, with its metadata."""
-    images = [{"bytes": encode(i), "path": None} for i in arrays[f"{split}_images"]]
+    images = [{"bytes": encode(i), "path": None} for i in arrays[f"{split}_inputs"]]
     kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
     features = {image: {"_type": "Image"}, label: {"_type": "ClassLabel", "names": list(NAMES)}}
     table = pa.table(
@@ -142,7 +142,7 @@ def test_columns(arrays, tmp_path):
 @pytest.mark.parametrize("form", ["bytes", "lists", "fixed lists"])
 def test_forms_of_images(form, arrays, tmp_path):
     for split in ("train", "test"):
-        images = arrays[f"{split}_images"]
+        images = arrays[f"{split}_inputs"]
         column = [encode(image) for image in images] if form == "bytes" else images.tolist()
         kind = pa.binary()
         if form == "lists":

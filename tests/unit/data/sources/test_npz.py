@@ -7,8 +7,8 @@ from support.published_files import random_splits
 from fedjax_het import RunSpec, dataset_from_arrays, load_dataset, simulate
 from fedjax_het.utils.errors import ConfigError
 
-KERAS = {"train_images": "x_train", "train_labels": "y_train"}
-KERAS |= {"test_images": "x_test", "test_labels": "y_test"}
+KERAS = {"train_inputs": "x_train", "train_labels": "y_train"}
+KERAS |= {"test_inputs": "x_test", "test_labels": "y_test"}
 
 
 def save(path, arrays, **more):
@@ -25,8 +25,11 @@ def test_equal_to_arrays(tmp_path):
     assert load_dataset("npz:a.npz", data_dir=tmp_path).digest() == expected.digest()
     unit = load_dataset(name, normalization="unit")
     assert (unit.mean, unit.std) == ((0, 0, 0), (1, 1, 1))
-    np.savez(tmp_path / "b.npz", **arrays)  # the names of MedMNIST
+    np.savez(tmp_path / "b.npz", **arrays)
     assert load_dataset(f"npz:{tmp_path}/b.npz").digest() == expected.digest()
+    medmnist = {name.replace("inputs", "images"): array for name, array in arrays.items()}
+    np.savez(tmp_path / "c.npz", **medmnist)
+    assert load_dataset(f"npz:{tmp_path}/c.npz").digest() == expected.digest()
 
 
 def test_layouts(tmp_path):
@@ -35,8 +38,8 @@ def test_layouts(tmp_path):
     expected = dataset_from_arrays(**arrays)
     variants = {
         "gray": {
-            "train_images": arrays["train_images"][..., 0],
-            "test_images": arrays["test_images"][..., 0],
+            "train_inputs": arrays["train_inputs"][..., 0],
+            "test_inputs": arrays["test_inputs"][..., 0],
         },
         "columns": {
             "train_labels": arrays["train_labels"][:, None],
@@ -47,15 +50,15 @@ def test_layouts(tmp_path):
             "test_labels": names[arrays["test_labels"]],
         },
         "int64": {
-            "train_images": arrays["train_images"].astype(int),
-            "test_images": arrays["test_images"].astype(int),
+            "train_inputs": arrays["train_inputs"].astype(int),
+            "test_inputs": arrays["test_inputs"].astype(int),
         },
     }
     for key, variant in variants.items():
         dataset = load_dataset(save(tmp_path / f"{key}.npz", arrays | variant))
         assert dataset.digest() == expected.digest(), key
         assert dataset.class_names == (tuple(names) if key == "texts" else ())
-    first = {key: np.moveaxis(arrays[key], -1, 1) for key in ("train_images", "test_images")}
+    first = {key: np.moveaxis(arrays[key], -1, 1) for key in ("train_inputs", "test_inputs")}
     name = save(tmp_path / "first.npz", arrays | first, class_names=names[::-1])
     dataset = load_dataset(f"{name}?channels=first")
     assert dataset.digest() == expected.digest() and dataset.class_names == tuple(names[::-1])

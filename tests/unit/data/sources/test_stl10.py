@@ -15,7 +15,7 @@ def write_stl10(folder, arrays):
     folder.mkdir()
     for split in ("train", "test"):
         images = [
-            np.stack([image[..., c].T for c in range(3)]) for image in arrays[f"{split}_images"]
+            np.stack([image[..., c].T for c in range(3)]) for image in arrays[f"{split}_inputs"]
         ]
         (folder / f"{split}_X.bin").write_bytes(np.stack(images).tobytes())
         labels = (arrays[f"{split}_labels"] + 1).astype(np.uint8)
