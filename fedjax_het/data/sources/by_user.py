@@ -14,7 +14,7 @@ _TOLERANCE = 1e-3  # of a gray level: float32 represents each level to 2e-5
 
 
 class UserExamples(NamedTuple):
-    """Images `[N, H, W, C]` in 0..255 or [0, 1], and labels `[N]`, of one user."""
+    """Images `[N, H, W, C]` in 0..255 or [0, 1] or tokens `[N, T]`, and labels, of one user."""
 
     user: str
     images: np.ndarray
@@ -31,7 +31,8 @@ def join_users(splits: Mapping[str, Iterable[UserExamples]]) -> SplitArrays:
       splits: the examples of each user, in the order of the result, by the name of the split.
 
     Returns:
-      For each split, `inputs` `[N, H, W, C]`, `labels` int64 `[N]` and `users` text `[N]`.
+      For each split, `inputs` `[N, H, W, C]` or tokens `[N, T]`, `labels` `[N]` or `[N, T]`, and
+      `users` text `[N]`.
 
     Raises:
       ConfigError: if a split has no example, or if shapes differ.
@@ -76,8 +77,8 @@ def _to_floats(images: np.ndarray) -> np.ndarray:
 
 
 def _to_levels(images: np.ndarray) -> np.ndarray:
-    """Return uint8 images if the values are levels, else float32 images."""
-    if images.dtype == np.uint8:
+    """Return uint8 images if the values are levels, else float32 images; and tokens as they are."""
+    if images.dtype == np.uint8 or images.ndim == 2:
         return images
     scaled = images.astype(np.float64) * (1 if np.issubdtype(images.dtype, np.integer) else 255)
     levels = np.rint(scaled)

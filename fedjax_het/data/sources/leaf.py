@@ -1,4 +1,4 @@
-"""JSON files of LEAF (Caldas et al., arXiv 1812.01097): images by user, such as FEMNIST."""
+"""JSON files of LEAF (Caldas et al., arXiv 1812.01097) by user, such as FEMNIST and Shakespeare."""
 
 import json
 import math
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_het.data.sources.by_user import USER_ORDER, UserExamples, join_users
+from fedjax_het.data.sources.characters import LEAF_CHARACTERS, encode_leaf
 from fedjax_het.data.sources.source import Content, Source, list_files
 from fedjax_het.data.sources.splits import SplitArrays, TestFraction, load_splits
 from fedjax_het.utils.config import PositiveInt
@@ -22,10 +23,12 @@ def read_leaf(
     shape: tuple[PositiveInt, ...] | None = None,
     test_fraction: TestFraction | None = None,
 ) -> Content:
-    """Read images by user from the JSON files of LEAF.
+    """Read images or texts by user from the JSON files of LEAF.
 
     A file has the keys `users` and `user_data`; the data of a user has lists `x` and `y`. Images
-    are lists of pixels; `shape` gives their axes.
+    are lists of pixels; `shape` gives their axes. Texts of one length, such as the 80 characters of
+    Shakespeare, have the next character as `y`. It is the class of the text, since LEAF's network
+    predicts the character after the last position only.
 
     Args:
       location: folder of `train/*.json` and `test/*.json`, or of `*.json`; or LEAF's folder with
@@ -39,16 +42,22 @@ def read_leaf(
       `(arrays, meta)` with users.
 
     Raises:
-      ConfigError: if files are missing or damaged, or if the examples are no images.
+      ConfigError: if files are missing or damaged, or if the examples are neither images nor texts.
     """
     splits = _find_files(Path(location))
 
     def read(chosen: Mapping[str, list[Path]]) -> tuple[SplitArrays, dict[str, Any]]:
-        return join_users({s: _iter_users(files, shape) for s, files in chosen.items()}), {}
+        arrays = join_users({s: _iter_users(files, shape) for s, files in chosen.items()})
+        is_text = next(iter(arrays.values()))["inputs"].ndim == 2
+        characters = [*LEAF_CHARACTERS]
+        facts = {"num_tokens": len(characters), "class_names": characters}
+        return arrays, facts if is_text else {}
 
     identity = {split: list_files(files) for split, files in splits.items()}, shape
-    arrays, _ = load_splits("leaf", splits, read, identity, cache_dir, test_fraction=test_fraction)
-    return arrays, {"source": "leaf", "order": USER_ORDER}
+    arrays, facts = load_splits(
+        "leaf", splits, read, identity, cache_dir, test_fraction=test_fraction
+    )
+    return arrays, {**facts, "source": "leaf", "order": USER_ORDER}
 
 
 def _find_files(folder: Path) -> dict[str, list[Path]]:
@@ -84,7 +93,7 @@ def _iter_users(paths: list[Path], shape: tuple[int, ...] | None) -> Iterator[Us
 def _to_arrays(
     path: Path, user: str, x: Any, y: Any, shape: tuple[int, ...] | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return images `[N, H, W, C]` and labels `[N]` of a user."""
+    """Return images `[N, H, W, C]` or tokens `[N, T]`, and labels `[N]`, of a user."""
     try:
         values, labels = np.array(x), np.array(y, dtype=np.int64 if not len(y) else None)
     except (ValueError, TypeError) as error:
@@ -93,11 +102,16 @@ def _to_arrays(
         labels = labels.astype(np.int64)  # FedProx's files have the labels 0.0, 1.0, ...
     if not len(labels):
         return np.zeros((0, 1, 1, 1), np.uint8), labels
+    if values.dtype.kind == labels.dtype.kind == "U" and values.ndim == labels.ndim == 1:
+        try:
+            return encode_leaf(values), _to_classes(labels)
+        except ValueError as error:
+            raise ConfigError(f"{path}: x or y of user {user!r}: {error}") from error
     is_valid = values.dtype.kind in "iuf" and labels.dtype.kind in "iu" and labels.ndim == 1
     if not is_valid:
         raise ConfigError(
             f"{path}: x and y of user {user!r} are {values.dtype} and {labels.dtype}: expected "
-            "lists of pixels and integers"
+            "lists of pixels and integers, or texts and characters"
         )
     if values.ndim == 2:
         shape = tuple(shape or _guess_shape(path, values.shape[1]))
@@ -106,6 +120,14 @@ def _to_arrays(
         values = values.reshape(len(values), *shape)
     values = values[..., None] if values.ndim == 3 else values
     return values, labels
+
+
+def _to_classes(characters: np.ndarray) -> np.ndarray:
+    """Return the position of each character, int64 `[N]`."""
+    tokens = encode_leaf(characters)
+    if tokens.shape[1] != 1:
+        raise ValueError(f"labels have {tokens.shape[1]} characters: expected one")
+    return tokens[:, 0].astype(np.int64)
 
 
 def _guess_shape(path: Path, num_pixels: int) -> tuple[int, int, int]:
@@ -118,6 +140,6 @@ def _guess_shape(path: Path, num_pixels: int) -> tuple[int, int, int]:
 
 SOURCE = Source(
     "leaf",
-    "leaf:FOLDER, JSON files of LEAF with images by user, such as FEMNIST",
+    "leaf:FOLDER, JSON files of LEAF by user, such as FEMNIST and Shakespeare",
     read=read_leaf,
 )

@@ -1,15 +1,17 @@
-"""HDF5 files of TensorFlow Federated: images by user, such as `fed_emnist_train.h5`."""
+"""HDF5 files of TensorFlow Federated: `fed_emnist_train.h5` by writer, `shakespeare_train.h5`."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedjax_het.data.sources.by_user import USER_ORDER, UserExamples, join_users
+from fedjax_het.data.sources.characters import TFF_NUM_TOKENS, encode_snippets
 from fedjax_het.data.sources.source import READ_ERRORS, Content, Source, list_files
 from fedjax_het.data.sources.splits import SplitArrays, TestFraction, load_splits
 from fedjax_het.utils.errors import ConfigError
 
 _IMAGES, _LABELS = ("pixels", "image"), ("label",)  # FEMNIST, CIFAR-100
+_TEXT = "snippets"  # Shakespeare
 
 
 def read_tff(
@@ -20,9 +22,10 @@ def read_tff(
     label: str | None = None,
     test_fraction: TestFraction | None = None,
 ) -> Content:
-    """Read images by user from the HDF5 files of TensorFlow Federated.
+    """Read images or texts by user from the HDF5 files of TensorFlow Federated.
 
     The file has a group `examples` with a group for each user, which has an array for each column.
+    Texts are the column `snippets`, see `characters.encode_snippets`.
 
     Args:
       location: a file `*_train.h5` beside which there is `*_test.h5`, or the folder of both.
@@ -41,11 +44,15 @@ def read_tff(
     splits = _find_files(Path(location))
 
     def read(chosen: Mapping[str, Path]) -> tuple[SplitArrays, dict[str, Any]]:
-        return join_users({s: _iter_users(file, image, label) for s, file in chosen.items()}), {}
+        arrays = join_users({s: _iter_users(file, image, label) for s, file in chosen.items()})
+        is_text = next(iter(arrays.values()))["inputs"].ndim == 2
+        return arrays, {"num_tokens": TFF_NUM_TOKENS, "task": "next_token"} if is_text else {}
 
     identity = list_files(splits.values()), image, label
-    arrays, _ = load_splits("tff", splits, read, identity, cache_dir, test_fraction=test_fraction)
-    return arrays, {"source": "tff", "order": USER_ORDER}
+    arrays, facts = load_splits(
+        "tff", splits, read, identity, cache_dir, test_fraction=test_fraction
+    )
+    return arrays, {**facts, "source": "tff", "order": USER_ORDER}
 
 
 def _find_files(path: Path) -> dict[str, Path]:
@@ -70,6 +77,9 @@ def _iter_users(path: Path, image: str | None, label: str | None) -> Iterator[Us
     try:
         with h5py.File(path) as file:
             for user, columns in file["examples"].items():
+                if image is None and _TEXT in columns:
+                    yield UserExamples(user, *encode_snippets(columns[_TEXT][()].tolist()))
+                    continue
                 images = columns[_find_column(columns, image, _IMAGES, "image")][()]
                 labels = columns[_find_column(columns, label, _LABELS, "label")][()]
                 yield UserExamples(user, images[..., None] if images.ndim == 3 else images, labels)
@@ -94,6 +104,6 @@ def _find_column(columns: Any, name: str | None, names: tuple[str, ...], kind: s
 
 SOURCE = Source(
     "tff",
-    "tff:FILE, HDF5 files of TensorFlow Federated with images by user",
+    "tff:FILE, HDF5 files of TensorFlow Federated by user: FEMNIST, Shakespeare",
     read=read_tff,
 )

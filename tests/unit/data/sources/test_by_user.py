@@ -100,7 +100,7 @@ def test_other_pixels_stay_floats(tmp_path):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"x": ["a text"], "y": ["b"]}, "x and y of user 'f1' are <U6 and <U1: expected lists"),
+        ({"x": ["a text"], "y": ["b"]}, r"user 'f1' has images \(6,\): expected \(6, 6, 1\)"),
         ({"x": [[0.5] * 36], "y": [0, 1]}, "user 'f1' has 1 images and 2 labels"),
         ({"x": [[0.5] * 49], "y": [0]}, r"user 'f1' has images \(7, 7, 1\): expected \(6, 6, 1\)"),
         ({"x": [[0.5] * 7], "y": [0]}, r"images of 7 pixels: expected shape=\[H,W,C\]"),
