@@ -1,4 +1,4 @@
-"""Kinds of tasks: classification, multi-label classification, regression, next-token prediction."""
+"""Kinds of tasks: classification, multi-label, regression, next-token prediction, survival."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ from fedjax_het.tasks.classification import Classification
 from fedjax_het.tasks.multi_label import MultiLabel
 from fedjax_het.tasks.next_token import NextToken
 from fedjax_het.tasks.regression import Regression
+from fedjax_het.tasks.survival import Survival
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import require
 from fedjax_het.utils.kinds import KindEntry
@@ -16,7 +17,7 @@ TASKS: Registry[KindEntry] = Registry(
     "task",
     [
         KindEntry(kind.name, kind.description, kind)
-        for kind in (Classification, MultiLabel, Regression, NextToken)
+        for kind in (Classification, MultiLabel, Regression, NextToken, Survival)
     ],
 )
 """Kinds of tasks by name, including kinds that users registered.

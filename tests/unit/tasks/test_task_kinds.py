@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fedjax_het import ConfigError, RunSpec, dataset_from_arrays, simulate
-from fedjax_het.tasks import TASKS, Regression, register_task
+from fedjax_het.tasks import TASKS, Regression, Survival, register_task
+from fedjax_het.tasks.survival import encode_survival
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(size=(5, 4)).astype(np.float32)
@@ -51,11 +52,24 @@ def compute_next_token():
     return SEQUENCES, TOKENS, losses, scores, (TOKENS >= 0).sum(1)
 
 
+def compute_survival():
+    labels = np.array([[0, 0, 1, -1], [1, -1, -1, -1], [0, 0, 0, 0], [0, -1, -1, -1], [0, 0, 0, 1]])
+    hazards = 1 / (1 + np.exp(-LOGITS.astype(np.float64)))
+    null = np.array([1 / 5, 0 / 3, 1 / 3, 1 / 2])  # events by numbers at risk
+    losses, null_losses = np.zeros(5), np.zeros(5)
+    for values, rates in ((losses, hazards), (null_losses, np.tile(null, (5, 1)))):
+        for row, column in np.argwhere(labels >= 0):
+            rate = rates[row, column]
+            values[row] -= np.log(rate if labels[row, column] else 1 - rate)
+    return LOGITS, labels, losses, 1 - losses / null_losses.mean(), np.ones(5)
+
+
 ORACLES = {
     "classification": compute_classification,
     "multi_label": compute_multi_label,
     "regression": compute_regression,
     "next_token": compute_next_token,
+    "survival": compute_survival,
 }
 
 
@@ -81,6 +95,31 @@ def test_mean_score_of_regression_is_r2():
     np.testing.assert_allclose(score, r2_score(labels, outputs), rtol=1e-5)
 
 
+def test_survival_of_cohort():
+    """Labels and the null model against Kaplan and Meier's estimate, computed by hand."""
+    rng = np.random.default_rng(0)
+    times, events = rng.exponential(3, 200), rng.random(200) < 0.6
+    times[:4] = 0, 1, 2, 2  # ends of intervals
+    ends, labels = [1.0, 2.0, 5.0], encode_survival(times, events, [1.0, 2.0, 5.0])
+    for row, (time, event) in enumerate(zip(times, events, strict=True)):
+        begin = -1.0
+        for column, end in enumerate(ends):
+            expected = -1
+            if time > end or (time == end and not event):
+                expected = 0
+            elif event and begin < time <= end:
+                expected = 1
+            assert labels[row, column] == expected
+            begin = end
+    survival = np.cumprod([1 - (c == 1).sum() / (c >= 0).sum() for c in labels.T])
+    rates = 1 - survival / np.concatenate([[1], survival[:-1]])
+    outputs = np.tile(np.log(rates / (1 - rates)), (200, 1))
+    kind = Survival.from_labels(labels)
+    np.testing.assert_allclose(kind.predict(outputs)[0], survival, rtol=1e-6)
+    score = kind.compute_scores(jnp.asarray(outputs, jnp.float32), jnp.asarray(labels)).mean()
+    np.testing.assert_allclose(score, 0, atol=1e-6)
+
+
 INPUTS = np.zeros((6, 3), np.float32)
 
 
@@ -98,6 +137,9 @@ def make_dataset(task, labels, inputs=INPUTS, **settings):
         ("multi_label", np.zeros(6), "shape of train_labels"),
         ("multi_label", np.full((6, 2), 0.5), "zeros and ones"),
         ("next_token", np.zeros((6, 3), int), "num_tokens"),
+        ("survival", np.zeros(6, int), "shape of train_labels"),
+        ("survival", np.full((6, 2), 2), "of -1, 0 and 1"),
+        ("survival", [[0, 1, 0]] * 6, "-1 after each -1 and each 1"),
         ("classification", np.zeros(6), "astype"),
     ],
 )
