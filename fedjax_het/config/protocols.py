@@ -116,20 +116,21 @@ _STANDARD_HYPERPARAMETERS = {
     "local_lr": _make_sgd_value(0.01),
     "local_weight_decay": _make_sgd_value(1e-5),
 }
-# Data sets without images, in all protocols: a network that accepts them, and their users.
-_OTHER_INPUTS = (
-    DefaultsRule(datasets=("breast_cancer", "diabetes"), settings={"model": "mlp"}),
-    DefaultsRule(datasets=("diabetes",), settings={"partition": "iid"}),
+# Data sets without images, in all protocols: a network that accepts them, and their users. A
+# protocol's constants of images and options of its own network do not apply.
+_OTHER_INPUTS = tuple(
     DefaultsRule(
-        datasets=("cylinder_bell_funnel",), settings={"model": "cnn1d", "partition": "natural"}
-    ),
-    DefaultsRule(datasets=("speakers",), settings={"model": "gru", "partition": "natural"}),
+        datasets=(name,), settings={"normalization": None, "norm": None, **dataset.defaults}
+    )
+    for name, dataset in DATASETS.items()
+    if name in DATASETS.built_in and dataset.defaults
 )
-_NO_DOWNLOAD = (*_DIGITS, *(name for rule in _OTHER_INPUTS for name in rule.datasets))
-_DOWNLOADED = tuple(name for name in DATASETS.built_in if name not in _NO_DOWNLOAD)
+_LARGER_IMAGES = tuple(
+    name for name in DATASETS.built_in if name not in _DIGITS and not DATASETS[name].defaults
+)
 _STANDARD = (
     _make_rule("standard", _STANDARD_HYPERPARAMETERS),
-    DefaultsRule(datasets=_DOWNLOADED, settings={"model": "cnn"}),
+    DefaultsRule(datasets=_LARGER_IMAGES, settings={"model": "cnn"}),
     # Clients of the digits make about 30 steps in a round, in which a mu of 0.01 does nothing.
     DefaultsRule(datasets=_DIGITS, hp={"prox_mu": 0.1}),
 )
@@ -190,7 +191,7 @@ _RULES: dict[str, tuple[DefaultsRule, ...]] = {
     "niid_bench": (
         *_STANDARD,
         DefaultsRule(settings={"normalization": "unit"}),
-        DefaultsRule(datasets=_DOWNLOADED, settings={"model": "lenet5"}),
+        DefaultsRule(datasets=_LARGER_IMAGES, settings={"model": "lenet5"}),
     ),
 }
 PROTOCOLS = {name: (*rules, *_OTHER_INPUTS) for name, rules in _RULES.items()}

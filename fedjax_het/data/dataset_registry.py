@@ -2,15 +2,23 @@
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_het.data.adult import ADULT
+from fedjax_het.data.ag_news import AG_NEWS
+from fedjax_het.data.author_files import AuthorDataset
+from fedjax_het.data.covertype import COVERTYPE
 from fedjax_het.data.cylinder_bell_funnel import read_cylinder_bell_funnel
 from fedjax_het.data.dataset import Dataset, dataset_from_arrays, validate_dataset
+from fedjax_het.data.har import HAR, HAR_FEATURES
+from fedjax_het.data.heart_disease import HEART_DISEASE
 from fedjax_het.data.image_folder import read_cinic10
 from fedjax_het.data.normalization import get_normalization_constants
+from fedjax_het.data.pamap2 import PAMAP2
 from fedjax_het.data.sampling import allocate_equal_counts, shuffle_by_class, take_quota
 from fedjax_het.data.sklearn_tables import read_breast_cancer, read_diabetes
 from fedjax_het.data.sources import (
@@ -24,6 +32,7 @@ from fedjax_het.data.sources.domainnet import DOMAINNET
 from fedjax_het.data.sources.source import FILE_ORDER, PublishedDataset
 from fedjax_het.data.sources.splits import divide_examples
 from fedjax_het.data.speakers import read_speakers
+from fedjax_het.data.tcga_brca import TCGA_BRCA
 from fedjax_het.data.writers import add_writers
 from fedjax_het.utils.config import validate, validate_arguments
 from fedjax_het.utils.errors import ConfigError, display_name, require
@@ -53,6 +62,8 @@ class DatasetSpec(NamedTuple):
       description: one line for `fedjax-het list`.
       published: names of the data set where it is published, for `python -m
         fedjax_het.data.prepare`. None if there is nothing to prepare.
+      defaults: default settings of runs in all protocols, such as a network for other inputs than
+        images.
 
     Example:
       >>> from fedjax_het.data import DATASETS
@@ -64,20 +75,32 @@ class DatasetSpec(NamedTuple):
     load: Callable[..., Dataset]
     description: str = ""
     published: PublishedDataset | None = None
+    defaults: Mapping[str, Any] = MappingProxyType({})
 
     def __repr__(self) -> str:
         return format_entry(self)
 
 
 def _make_dataset_spec(
-    name: str, read: ArrayReader, description: str, published: PublishedDataset | None = None
+    name: str,
+    read: ArrayReader,
+    description: str,
+    published: PublishedDataset | None = None,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> DatasetSpec:
     """Describe a data set of the package: the arrays of `read`, normalized as in the papers."""
 
     def load(*, normalization=None, data_dir=None, cache_dir=None) -> Dataset:
         return _make_dataset(name, *read(data_dir, cache_dir), normalization)
 
-    return DatasetSpec(name, load, description, published)
+    return DatasetSpec(name, load, description, published, defaults)
+
+
+def _make_author_spec(dataset: AuthorDataset) -> DatasetSpec:
+    """Describe a data set that is read from the files of its authors."""
+    return _make_dataset_spec(
+        dataset.name, dataset.load, dataset.description, defaults=dataset.defaults
+    )
 
 
 def _make_dataset(
@@ -85,7 +108,8 @@ def _make_dataset(
 ) -> Dataset:
     """Return the data set of a source's content, with normalization constants."""
     inputs = arrays["train_inputs"]
-    constants: tuple[Any, Any] = (None, None)  # of other inputs, which are converted below
+    # Other inputs are converted below, and then have statistics, unless their reader states others.
+    constants: tuple[Any, Any] = (meta.get("mean"), meta.get("std"))
     if normalization not in (None, "dataset") or getattr(inputs, "ndim", 0) == 4:
         constants = get_normalization_constants(name, normalization, inputs)
     facts = {fact: meta[fact] for fact in _FACTS if fact in meta}
@@ -272,21 +296,25 @@ DATASETS: Registry[DatasetSpec] = Registry(
             "speakers",
             read_speakers,
             "lines of 20 speakers of Shakespeare's plays, next characters; needs no download",
+            defaults={"model": "gru", "partition": "natural"},
         ),
         _make_dataset_spec(
             "breast_cancer",
             read_breast_cancer,
             "scikit-learn's table of cell nuclei: 455 + 114 examples, 2 classes; needs no download",
+            defaults={"model": "mlp"},
         ),
         _make_dataset_spec(
             "diabetes",
             read_diabetes,
             "scikit-learn's table of diabetes: 354 + 88 examples, regression; needs no download",
+            defaults={"model": "mlp", "partition": "iid"},
         ),
         _make_dataset_spec(
             "cylinder_bell_funnel",
             read_cylinder_bell_funnel,
             "artificial series of 20 devices: 1,200 + 300 examples, 3 classes; needs no download",
+            defaults={"model": "cnn1d", "partition": "natural"},
         ),
         _make_published_spec("mnist", "MNIST: 60,000 + 10,000 gray 28x28 images, 10 classes"),
         _make_published_spec(
@@ -348,6 +376,10 @@ DATASETS: Registry[DatasetSpec] = Registry(
         ),
         _make_published_spec(
             "stl10", "STL-10, the labeled part: 5,000 + 8,000 color 96x96 images, 10 classes"
+        ),
+        *map(
+            _make_author_spec,
+            (HAR, HAR_FEATURES, PAMAP2, ADULT, COVERTYPE, AG_NEWS, HEART_DISEASE, TCGA_BRCA),
         ),
     ),
     argument="dataset",

@@ -70,7 +70,7 @@ def read_csv_dataset(
     splits: dict[str, dict[str, Any]] = {name: {} for name in chosen}
     labels, facts = _convert_labels([frame[label] for frame in chosen.values()], label, task)
     features = [column for column in first.columns if column not in (label, client)]
-    inputs, num_tokens = _convert_features([*chosen.values()], features)
+    inputs, num_tokens = convert_features([*chosen.values()], features)
     for split, own_labels, own_inputs, frame in zip(
         splits.values(), labels, inputs, chosen.values(), strict=True
     ):
@@ -139,10 +139,22 @@ def _convert_labels(
     return indices, {"class_names": class_names}
 
 
-def _convert_features(
+def convert_features(
     frames: list["pd.DataFrame"], names: list[str]
 ) -> tuple[list[Any], dict[str, int] | None]:
-    """Return the inputs of each split, and the numbers of categories; None without categories."""
+    """Convert columns of tables to the inputs of each split.
+
+    Args:
+      frames: the table of each split.
+      names: columns of numbers and of texts.
+
+    Returns:
+      `(inputs, num_tokens)`: for each split an array of numbers, or arrays of numbers and
+      categories by name; and the number of categories by name, None without categories.
+
+    Raises:
+      ConfigError: if there is no column, or if a number is missing.
+    """
     numeric = [n for n in names if all(f[n].dtype.kind in "iufb" for f in frames)]
     categorical = [name for name in names if name not in numeric]
     if not names:

@@ -25,6 +25,7 @@ from fedjax_het.config.protocols import PROTOCOLS, describe_protocol
 from fedjax_het.config.resolve import NAMES
 from fedjax_het.config.run_spec import hash_settings
 from fedjax_het.config.settings import get_former_protocol
+from fedjax_het.data import DATASETS
 from fedjax_het.papers.reported import load_reported_values
 from fedjax_het.runtime.data_assignment import UserObjects
 from fedjax_het.runtime.result_display import format_run_label, format_settings
@@ -44,6 +45,15 @@ PAPERS = {
 @pytest.fixture(autouse=True)
 def _forget_warnings():
     comparison.warn_once.cache_clear()
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_protocols_have_no_constants_of_images_for_other_inputs(protocol):
+    for name in DATASETS.built_in:
+        if defaults := DATASETS[name].defaults:
+            spec = RunSpec(dataset=name, protocol=protocol).resolved()
+            assert spec.normalization is None
+            assert {key: getattr(spec, key) for key in defaults} == dict(defaults)
 
 
 def test_standard_protocol_is_niid_bench():

@@ -1,0 +1,56 @@
+"""Adult, also named Census Income (Kohavi, KDD 1996): a table of numbers and categories."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_het.data.author_files import AuthorDataset, read_frame
+from fedjax_het.data.sources.csv_table import convert_features
+from fedjax_het.data.sources.source import Content, to_indices
+from fedjax_het.utils.errors import ConfigError
+
+_COLUMNS = (
+    *("age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation"),
+    *("relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week"),
+    *("native-country", "income"),
+)
+_NUMBERS = ("age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week")
+_CLASS_NAMES = ("<=50K", ">50K")
+
+
+def _read(paths: Mapping[str, Path]) -> Content:
+    """Read the authors' splits; a missing category, `?`, is a category of its own."""
+    frames, labels = [], []
+    for path in paths.values():
+        # The first line of adult.test is a comment, and its labels end with a dot.
+        frame = read_frame(
+            path, len(_COLUMNS), skipinitialspace=True, comment="|", keep_default_na=False
+        )
+        frame.columns = [*_COLUMNS]
+        for name in _NUMBERS:
+            if frame[name].dtype.kind not in "iuf":
+                raise ConfigError(f"{path} has texts in column {name!r}: expected numbers")
+        texts = frame.pop("income").astype(str).str.removesuffix(".").to_numpy().astype(str)
+        try:
+            labels += to_indices([texts], _CLASS_NAMES)[0]
+        except ConfigError as error:
+            raise ConfigError(f"{path}, column 'income': {error}") from error
+        frames.append(frame)
+    inputs, num_tokens = convert_features(frames, [*_COLUMNS[:-1]])
+    arrays: dict[str, np.ndarray] = {}
+    for split, own_inputs, own_labels in zip(("train", "test"), inputs, labels, strict=True):
+        arrays |= {f"{split}_inputs": own_inputs, f"{split}_labels": own_labels}
+    return arrays, {"class_names": [*_CLASS_NAMES], "num_tokens": num_tokens}
+
+
+ADULT = AuthorDataset(
+    "adult",
+    "Adult: 32,561 + 16,281 people, 6 numbers and 8 categories, 2 classes of income",
+    ("adult", ""),
+    ("adult.data", "adult.test"),
+    _read,
+    {"model": "tabular_mlp"},
+    is_cached=False,
+)
+"""The table of the UCI repository."""
