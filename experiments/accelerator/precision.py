@@ -189,7 +189,7 @@ def _synthesis_gradient(model: Model, variables: Tree, data: Tree, *, steps: int
         return matching_loss(end, start, target)
 
     step_size = jnp.asarray(STEP_SIZE, start.dtype)
-    return jax.grad(loss)(SyntheticData(data["made"], labels, step_size)).images
+    return jax.grad(loss)(SyntheticData(data["made"], labels, step_size)).inputs
 
 
 def _matching_gradient(model: Model, variables: Tree, data: Tree) -> Tree:

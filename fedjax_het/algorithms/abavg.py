@@ -61,7 +61,7 @@ def abavg(
             labels, count = jnp.asarray(examples.labels), len(jax.tree.leaves(models)[0])
 
             def add_model(i, is_correct):
-                logits = compute_logits(task, get_client_row(models, i), examples.images)
+                logits = compute_logits(task, get_client_row(models, i), examples.inputs)
                 return set_row(is_correct, correct(logits, labels), i)
 
             args = (TEACHERS, count, add_model, jnp.zeros((count, len(labels)), jnp.float32))

@@ -113,8 +113,8 @@ class FederationData(NamedTuple):
       >>> from fedjax_het import dataset_from_arrays
       >>> from fedjax_het.data import partition_from_clients
       >>> from fedjax_het.methods import FederationData
-      >>> images, labels = np.zeros((4, 2, 2, 1), np.float32), np.array([0, 1, 0, 1])
-      >>> dataset = dataset_from_arrays(images, labels, images, labels)
+      >>> inputs, labels = np.zeros((4, 2, 2, 1), np.float32), np.array([0, 1, 0, 1])
+      >>> dataset = dataset_from_arrays(inputs, labels, inputs, labels)
       >>> partition = partition_from_clients([[0, 1], [2, 3]])
       >>> FederationData(dataset, partition, None, 1, seed=0).partition.sizes.tolist()
       [2, 2]

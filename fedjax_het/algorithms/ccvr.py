@@ -177,7 +177,7 @@ def _make_head_loss(head: Head):
 
     def loss_and_gradient(variables, batch, key):
         def loss(layer):
-            logits = head.apply(layer, batch.images)
+            logits = head.apply(layer, batch.inputs)
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
             return (losses * batch.mask).sum() / jnp.maximum(batch.mask.sum(), 1)
 

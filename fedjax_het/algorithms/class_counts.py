@@ -118,12 +118,12 @@ def make_corrected_loss(
     def loss_and_gradient(context, local, batch):
         counts = get_class_counts(context)
 
-        def sample_losses(network, images, labels):
-            def corrected_network(images):
-                logits, state = network(images)
+        def sample_losses(network, inputs, labels):
+            def corrected_network(inputs):
+                logits, state = network(inputs)
                 return correct_logits(context.hp, counts, logits), state
 
-            return per_sample_cross_entropy(corrected_network, images, labels)
+            return per_sample_cross_entropy(corrected_network, inputs, labels)
 
         return training.loss_and_gradient(
             context, local.variables, batch, sample_losses=sample_losses

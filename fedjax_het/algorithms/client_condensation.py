@@ -150,10 +150,10 @@ def make_condensation_hyperparameters(
     return config_class(**privacy)
 
 
-class SyntheticImageState(NamedTuple):
+class SyntheticInputState(NamedTuple):
     """State of a work item: G = 1 class, or all classes of a client with global clipping."""
 
-    images: jax.Array
+    inputs: jax.Array
     "`[G, ipc, H, W, C]` float32, normalized."
     created_round: jax.Array
     "`[G]` int32: the round of the images, counted from 1; 0: none."
@@ -164,7 +164,7 @@ class SyntheticImageState(NamedTuple):
 class SynthesisState(NamedTuple):
     """Images in a round of condensation."""
 
-    images: jax.Array
+    inputs: jax.Array
     moments: optax.OptState
     gradient: jax.Array | tuple[()]
     "Gradient of the classes that were visited in this step; `()` for one class."
@@ -279,27 +279,27 @@ class ClientCondensation:
 
     # --- a client
 
-    def _begin(self, context: ClientContext, state: SyntheticImageState) -> SynthesisState:
-        """Return the images that a work item starts from."""
+    def _begin(self, context: ClientContext, state: SyntheticInputState) -> SynthesisState:
+        """Return the inputs that a work item starts from."""
         num_init_images = self.condensation_work.init_examples_per_image
         shape: tuple[int, ...] = (self.classes_per_item, self.options.ipc)
         if num_init_images:
-            init_images = self.training.task.normalize(context.client.init_images)
+            init_inputs = self.training.task.normalize(context.client.init_inputs)
             shape = (*shape, num_init_images, *self.model.input_shape)
-            images = init_images.reshape(shape).mean(2)
+            inputs = init_inputs.reshape(shape).mean(2)
         else:
             key = fold_in_purpose(context.key, Purpose.SERVER)
-            images = jax.random.normal(key, (*shape, *self.model.input_shape))
+            inputs = jax.random.normal(key, (*shape, *self.model.input_shape))
         if self.options.warm_start:
-            has_images = (state.created_round > 0).reshape(-1, *[1] * (images.ndim - 1))
-            images = jnp.where(has_images, state.images, images)
-        gradient = jnp.zeros_like(images) if self.is_per_client else ()
-        moments = _make_image_optimizer(context.hp).init(images)
+            has_inputs = (state.created_round > 0).reshape(-1, *[1] * (inputs.ndim - 1))
+            inputs = jnp.where(has_inputs, state.inputs, inputs)
+        gradient = jnp.zeros_like(inputs) if self.is_per_client else ()
+        moments = _make_image_optimizer(context.hp).init(inputs)
         created_round = jnp.zeros(self.classes_per_item, jnp.int32)
-        return SynthesisState(images, moments, gradient, created_round)
+        return SynthesisState(inputs, moments, gradient, created_round)
 
     def _step(self, context: ClientContext, local: SynthesisState, batch: Batch):
-        """Make a step of one class's images.
+        """Make a step of one class's inputs.
 
         With global clipping, the classes of a client take turns, and move together after the last.
         """
@@ -307,8 +307,8 @@ class ClientCondensation:
         class_index = batch.labels[0] if self.is_per_client else 0
         classes_per_step = jnp.maximum(context.client.num_steps // self.options.steps, 1)
         variables = self._perturb_variables(context, batch.step_index // classes_per_step)
-        images = local.images[class_index]
-        value, gradient = self._loss_and_gradient(context, variables, images, batch)
+        inputs = local.inputs[class_index]
+        value, gradient = self._loss_and_gradient(context, variables, inputs, batch)
         created_round = local.created_round.at[class_index].set(message.round_number)
         local = local._replace(created_round=created_round)
         if not self.is_per_client:
@@ -324,12 +324,12 @@ class ClientCondensation:
         collect = lambda gradients: local._replace(gradient=gradients)  # noqa: E731
         return jax.lax.cond(is_last_class, apply_step, collect, gradients), value
 
-    def _end(self, context: ClientContext, local: SynthesisState, state: SyntheticImageState):
-        """Return the images as the client stores and sends them."""
-        num_samples, images = context.client.num_samples, local.images
+    def _end(self, context: ClientContext, local: SynthesisState, state: SyntheticInputState):
+        """Return the inputs as the client stores and sends them."""
+        num_samples, inputs = context.client.num_samples, local.inputs
         if self.options.upload_bits < 32:
-            images = self.training.task.quantize(images, self.options.upload_bits)
-        new_state = SyntheticImageState(images, local.created_round, num_samples)
+            inputs = self.training.task.quantize(inputs, self.options.upload_bits)
+        new_state = SyntheticInputState(inputs, local.created_round, num_samples)
         return ClientUpdate(), new_state, ()
 
     def _perturb_variables(self, context: ClientContext, iteration: jax.Array) -> Tree:
@@ -342,9 +342,9 @@ class ClientCondensation:
         return {**message.variables, "params": params}
 
     def _loss_and_gradient(
-        self, context: ClientContext, variables: Tree, images: jax.Array, batch: Batch
+        self, context: ClientContext, variables: Tree, inputs: jax.Array, batch: Batch
     ) -> tuple[jax.Array, jax.Array]:
-        """Return loss and gradient of a class's images `[ipc, H, W, C]` against real ones.
+        """Return loss and gradient of a class's inputs `[ipc, ...]` against real ones.
 
         Both batches have one augmentation. The gradient is clipped if clipping is by class.
         """
@@ -354,25 +354,25 @@ class ClientCondensation:
         embed_fn = model.embed
         assert embed_fn is not None  # `build` requires it
 
-        def embed(images):
-            features, logits = embed_fn(variables, images, train=False)[:2]
+        def embed(inputs):
+            features, logits = embed_fn(variables, inputs, train=False)[:2]
             if not options.private:
                 return features, logits
             if options.logit_term:
                 return clip_rows((features, logits), hp["dp_clip"])
             return tuple(clip_rows((array,), hp["dp_clip"])[0] for array in (features, logits))
 
-        def augment_images(images):
-            return augment(augment_key, images, strategy=options.augment_strategy, siamese=True)
+        def augment_inputs(inputs):
+            return augment(augment_key, inputs, strategy=options.augment_strategy, siamese=True)
 
-        real = augment_images(self.training.task.normalize(batch.images))
+        real = augment_inputs(self.training.task.normalize(batch.inputs))
         means: Any = mean_embedding(embed, real, batch.mask, model.cached_samples)
         if options.private:
             means = add_noise_to_means(hp, means, batch.mask.sum(), noise_key)
         real_features, real_logits = means
 
-        def loss(images):
-            features, logits = (value.mean(0) for value in embed(augment_images(images)))
+        def loss(inputs):
+            features, logits = (value.mean(0) for value in embed(augment_inputs(inputs)))
             total = distribution_distance(real_features, features)
             if options.logit_term:
                 total += distribution_distance(real_logits, logits)
@@ -381,7 +381,7 @@ class ClientCondensation:
                 total += self.collaboration_loss(hp, *args)
             return total
 
-        value, gradient = jax.value_and_grad(loss)(images)
+        value, gradient = jax.value_and_grad(loss)(inputs)
         if options.clipping == "per_class":
             gradient = clip_by_norm(gradient, hp["clip_norm"])
         return value, gradient
@@ -392,7 +392,7 @@ class ClientCondensation:
         """Return the state before the first round."""
         num_classes, shape = self.model.num_classes, self.model.input_shape
         num_items = num_clients * num_classes // self.classes_per_item
-        clients = SyntheticImageState(
+        clients = SyntheticInputState(
             jnp.zeros((num_items, self.classes_per_item, self.options.ipc, *shape)),
             jnp.zeros((num_items, self.classes_per_item), jnp.int32),
             jnp.zeros(num_items, jnp.int32),
@@ -452,12 +452,12 @@ class ClientCondensation:
             logits = jnp.where(is_owner[..., None], noisy, 0)
         return self.aggregate_logits(hp, logits, is_owner)
 
-    def _make_pool(self, clients: SyntheticImageState, round_number: jax.Array) -> SyntheticPool:
-        """Return all clients' images; only the images of the current round are valid."""
+    def _make_pool(self, clients: SyntheticInputState, round_number: jax.Array) -> SyntheticPool:
+        """Return all clients' inputs; only the inputs of the current round are valid."""
         num_classes, ipc = self.model.num_classes, self.options.ipc
         num_clients = clients.created_round.size // num_classes
         return SyntheticPool(
-            clients.images.reshape(-1, *self.model.input_shape),
+            clients.inputs.reshape(-1, *self.model.input_shape),
             jnp.tile(jnp.repeat(jnp.arange(num_classes), ipc), num_clients),
             jnp.repeat(clients.created_round.reshape(-1) == round_number, ipc),
         )
@@ -473,12 +473,12 @@ class ClientCondensation:
         return Traffic(down, 2 * logit_bytes, image_bytes)
 
     def _make_artifacts(self, state: State) -> dict[str, np.ndarray]:
-        """Return the images of the last round, with their clients and classes."""
+        """Return the inputs of the last round, with their clients and classes."""
         (pairs,) = np.nonzero(_is_from_last_round(state))
         shape = (-1, self.options.ipc, *self.model.input_shape)
-        images = np.asarray(state.clients.images).reshape(shape)[pairs]
+        inputs = np.asarray(state.clients.inputs).reshape(shape)[pairs]
         return {
-            "condensed_images": images.astype(np.float16),  # half the file; pixels keep 3 digits
+            "condensed_images": inputs.astype(np.float16),  # half the file; pixels keep 3 digits
             "condensed_clients": pairs // self.model.num_classes,
             "condensed_classes": pairs % self.model.num_classes,
         }
@@ -514,7 +514,7 @@ def _make_image_optimizer(hp: dict[str, jax.Array]) -> optax.GradientTransformat
 
 def _apply_image_step(hp, local: SynthesisState, gradient: jax.Array) -> SynthesisState:
     updates, moments = _make_image_optimizer(hp).update(gradient, local.moments)
-    return local._replace(images=optax.apply_updates(local.images, updates), moments=moments)
+    return local._replace(inputs=optax.apply_updates(local.inputs, updates), moments=moments)
 
 
 def _is_from_last_round(state: State) -> np.ndarray:

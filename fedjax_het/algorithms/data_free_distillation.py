@@ -201,7 +201,7 @@ class DataFreeDistillation(NamedTuple):
         Returns:
           Loss, gradient, and variables with new batch-norm statistics.
         """
-        noise, labels, axis = batch.images, batch.labels, batch.axis
+        noise, labels, axis = batch.inputs, batch.labels, batch.axis
 
         def generate(params):
             inputs = ({**variables, "params": params}, noise, labels)

@@ -53,8 +53,8 @@ from fedjax_het.utils.input_kinds import FLOAT_KINDS
 
 Tree = Any
 
-NUM_SNAPSHOTS = 9  # of the synthetic images over the course of synthesis, the last one included
-NUM_SNAPSHOT_IMAGES = 40
+NUM_SNAPSHOTS = 9  # of the synthetic inputs over the course of synthesis, the last one included
+NUM_SNAPSHOT_INPUTS = 40
 FINE_TUNE_BATCH_SIZE = 256
 FINE_TUNE_OPTIMIZERS = {"adam": optax.adam, "sgd": optax.sgd}
 CONTROL_DATA_INPUT = "control_data"  # name of the rounds' input
@@ -148,7 +148,7 @@ class DynaFedStepState(NamedTuple):
     log: SynthesisLog
     "One entry per iteration of all syntheses; NaN or 0 before it."
     snapshots: jax.Array
-    "`[NUM_SNAPSHOTS, <= NUM_SNAPSHOT_IMAGES, H, W, C]`: images over the iterations."
+    "`[NUM_SNAPSHOTS, <= NUM_SNAPSHOT_INPUTS, ...]`: inputs over the iterations."
 
 
 def dynafed(
@@ -217,9 +217,9 @@ def dynafed(
         """Return the data for fine-tuning, and whether they are ready."""
         if is_matched:
             return server.get_data(step_state)
-        images, labels = inputs[CONTROL_DATA_INPUT]
-        images = task.normalize(images) if is_real else images
-        data = SyntheticData(images, labels, jnp.zeros(()))
+        control, labels = inputs[CONTROL_DATA_INPUT]
+        control = task.normalize(control) if is_real else control
+        data = SyntheticData(control, labels, jnp.zeros(()))
         return data, round_index >= options.trajectory_rounds
 
     def fine_tune_on_shard(parallelism: ServerParallelism, variables, data, key, lr, hp):
@@ -256,7 +256,7 @@ def dynafed(
         data, is_ready = get_data(state.server.step_state, inputs, state.round)
 
         def loss(params):
-            logits = model.apply({**variables, "params": params}, data.images, train=False)[0]
+            logits = model.apply({**variables, "params": params}, data.inputs, train=False)[0]
             return soft_cross_entropies(logits, data.label_logits, scaling="cross_entropy").mean()
 
         gradient = jax.grad(loss)(variables["params"])
@@ -318,14 +318,14 @@ def draw_control_data(
     """Draw the data of a control.
 
     Args:
-      is_real: whether to draw real images with their classes, or noise with uniform labels.
+      is_real: whether to draw real inputs with their classes, or noise with uniform labels.
       num_samples: number of samples.
       dataset: data set of the run.
       seed: seed of the partition.
-      withheld_indices: positions of training images that are not drawn.
+      withheld_indices: positions of training examples that are not drawn.
 
     Returns:
-      Real images as stored, or noise as the network receives it, and label logits.
+      Real inputs as stored, or noise as the network receives it, and label logits.
     """
     classes = np.arange(num_samples) * dataset.num_classes // num_samples
     labels = np.zeros((num_samples, dataset.num_classes), np.float32)
@@ -348,20 +348,20 @@ class _Server(NamedTuple):
     model: Model
     synthesis: TrajectoryMatching
     inner_batch_size: int  # samples of an inner step
-    snapshot_samples: np.ndarray  # samples whose images are stored over the iterations
+    snapshot_samples: np.ndarray  # samples whose inputs are stored over the iterations
 
     def init_step_state(self, hp, key, variables) -> DynaFedStepState:
         """Return the server's state before the first round."""
         params, length = ravel_pytree(variables["params"])[0], self.options.total_iterations
         nans = jnp.full(length, jnp.nan)
         log = SynthesisLog(nans, jnp.zeros(length, jnp.int32), jnp.zeros(length, bool), nans)
-        num_images = len(self.snapshot_samples)
+        num_examples = len(self.snapshot_samples)
         return DynaFedStepState(
             jnp.zeros((self.options.trajectory_rounds + 1, params.size)).at[0].set(params),
             self.synthesis.init(hp, fold_in_purpose(key, Purpose.SERVER)),
             jnp.int32(0),
             log,
-            jnp.zeros((NUM_SNAPSHOTS, num_images, *self.model.input_shape)),
+            jnp.zeros((NUM_SNAPSHOTS, num_examples, *self.model.input_shape)),
         )
 
     def store_average(self, step_state, context: ServerStepContext) -> DynaFedStepState:
@@ -395,20 +395,20 @@ class _Server(NamedTuple):
     def run_iteration(self, hp, step_state: DynaFedStepState, key) -> DynaFedStepState:
         """Run one iteration of the synthesis, and store a snapshot if one is due."""
         n, interval = step_state.num_iterations, self.snapshot_interval
-        images = step_state.synthesis.data.images[self.snapshot_samples]
+        inputs = step_state.synthesis.data.inputs[self.snapshot_samples]
         is_due = (n % interval == 0) & (n // interval < NUM_SNAPSHOTS - 1)
         slot = jnp.where(is_due, n // interval, NUM_SNAPSHOTS)  # beyond the end: dropped
-        snapshots = step_state.snapshots.at[slot].set(images, mode="drop")
+        snapshots = step_state.snapshots.at[slot].set(inputs, mode="drop")
         args = (hp, step_state.synthesis, step_state.trajectory, jax.random.fold_in(key, n))
         synthesis, entry = self.synthesis.run_iteration(*args)
-        images = synthesis.data.images[self.snapshot_samples]
+        inputs = synthesis.data.inputs[self.snapshot_samples]
         return step_state._replace(
             synthesis=synthesis,
             num_iterations=n + 1,
             log=jax.tree.map(
                 lambda log, new: log.at[n].set(new.astype(log.dtype)), step_state.log, entry
             ),
-            snapshots=snapshots.at[-1].set(images),
+            snapshots=snapshots.at[-1].set(inputs),
         )
 
     @property
@@ -421,9 +421,9 @@ class _Server(NamedTuple):
         count = int(step_state.num_iterations)
         iterations = np.append(np.arange(NUM_SNAPSHOTS - 1) * self.snapshot_interval, count)
         is_taken = iterations < count
-        is_taken[-1] = True  # the latest images
+        is_taken[-1] = True  # the latest inputs
         return {
-            "synthetic_images": data.images,
+            "synthetic_images": data.inputs,
             "synthetic_label_logits": data.label_logits,
             "synthetic_step_size": data.step_size,
             "snapshots": step_state.snapshots[is_taken],
@@ -445,9 +445,9 @@ def _make_server(model: Model, plan: ExecutionPlan, options: DynaFedOptions) -> 
     task = _make_task(model, zeros, options, parallelism)
     unravel = ravel_pytree(zeros["params"])[1]
     synthesis = TrajectoryMatching(options, task, unravel, model.input_shape, model.num_classes)
-    num_images = min(NUM_SNAPSHOT_IMAGES, num_samples)
+    num_examples = min(NUM_SNAPSHOT_INPUTS, num_samples)
     # Not 64 bits: JAX keeps its copy of such an array, whose type depends on jax_enable_x64.
-    snapshot_samples = np.linspace(0, num_samples - 1, num_images).astype(np.int32)
+    snapshot_samples = np.linspace(0, num_samples - 1, num_examples).astype(np.int32)
     return _Server(options, plan, model, synthesis, inner_batch_size, snapshot_samples)
 
 
@@ -456,9 +456,9 @@ def _make_task(
 ) -> SyntheticTask:
     """Return the task of the network in training mode, with the statistics of `variables`."""
 
-    def apply_params(params, images, *, sample_mask=None, batch_axis=None):
+    def apply_params(params, inputs, *, sample_mask=None, batch_axis=None):
         arguments = model.make_batch_arguments(sample_mask, batch_axis)
-        return model.apply({**variables, "params": params}, images, train=True, **arguments)[0]
+        return model.apply({**variables, "params": params}, inputs, train=True, **arguments)[0]
 
     settings = (options.augment_strategy, options.loss_scaling, model.micro_batch, parallelism)
     return SyntheticTask(apply_params, *settings)

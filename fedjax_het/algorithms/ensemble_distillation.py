@@ -101,8 +101,8 @@ def build_distillation(
       training: the choices of local training.
       plan: where the clients run, and the devices that share the server's work.
       base: `base(training, plan)`, a method whose rounds can return the clients' models.
-      predict_ensemble: `predict_ensemble(hp, teachers, images, key) -> targets`, probabilities
-        `[n, C]`, each of its image alone. The images may be a part of the server's.
+      predict_ensemble: `predict_ensemble(hp, teachers, inputs, key) -> targets`, probabilities
+        `[n, C]`, each of its input alone. The inputs may be a part of the server's.
       make_optimizer: `make_optimizer(hp, num_steps) -> (optimizer, is_averaged_step)` of the
         student, see `ServerTraining`.
       options: choices of the student's training.
@@ -113,16 +113,16 @@ def build_distillation(
     epochs, batch_size = options.distill_epochs, options.distill_batch_size
 
     def distill_on_shard(
-        parallelism: ServerParallelism, hp, before, after, models: ClientModels, images, key
+        parallelism: ServerParallelism, hp, before, after, models: ClientModels, inputs, key
     ):
         draw_key, key = jax.random.split(key)
         order_key, step_key = jax.random.split(key)
         teachers = TeacherModels(models, before, after, parallelism.loops)
         targets = parallelism.map_samples(
-            lambda images: predict_ensemble(hp, teachers, images, draw_key), images
+            lambda inputs: predict_ensemble(hp, teachers, inputs, draw_key), inputs
         )
-        num_steps = epochs * -(-count_rows(images) // batch_size)
-        batches = make_shuffled_batches(order_key, count_rows(images), batch_size)
+        num_steps = epochs * -(-count_rows(inputs) // batch_size)
+        batches = make_shuffled_batches(order_key, count_rows(inputs), batch_size)
         optimizer, is_averaged_step = make_optimizer(hp, num_steps)
         # Cross-entropy differs from the divergence by a term that does not depend on the student.
         loss_and_gradient = training.task.loss_and_gradient
@@ -132,13 +132,13 @@ def build_distillation(
         num_epochs = jnp.where(models.is_present.any(), epochs, 0)
         epoch_range = EpochRange(num_epochs, max_total=epochs)
         return train_on_examples(
-            server_training, after, Examples(images, targets), batches, epoch_range
+            server_training, after, Examples(inputs, targets), batches, epoch_range
         )
 
     def distill_round(hp, context: ServerStepContext, models: ClientModels):
         key = fold_in_purpose(context.key, Purpose.SERVER)
         before_and_after = (context.variables_before, context.variables_after)
-        args = (hp, *before_and_after, models, get_server_examples(context).images, key)
+        args = (hp, *before_and_after, models, get_server_examples(context).inputs, key)
         return plan.shard_server_work(distill_on_shard, *args, loops=context.cohort.loops)
 
     return with_ensemble_step(training, plan, base, distill_round, batch_size)

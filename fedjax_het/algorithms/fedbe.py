@@ -130,11 +130,11 @@ def fedbe(
     make_sampler, num_samples = _POSTERIOR_SAMPLERS[options.posterior], options.num_samples
     swa_every = options.swa_every
 
-    def predict_ensemble(hp, teachers: TeacherModels, images, key):
+    def predict_ensemble(hp, teachers: TeacherModels, inputs, key):
         def predict(variables):
-            return jax.nn.softmax(compute_logits(training.task, variables, images))
+            return jax.nn.softmax(compute_logits(training.task, variables, inputs))
 
-        total = sum_over_models(predict, teachers.client_models, count_rows(images), teachers.loops)
+        total = sum_over_models(predict, teachers.client_models, count_rows(inputs), teachers.loops)
         total += predict(teachers.variables_after)
         if num_samples:
             sample = make_sampler(hp, teachers)

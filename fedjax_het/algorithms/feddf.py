@@ -94,12 +94,12 @@ def feddf(
       The method.
     """
 
-    def predict_ensemble(hp, teachers: TeacherModels, images, key):
+    def predict_ensemble(hp, teachers: TeacherModels, inputs, key):
         def predict(variables):
-            return compute_logits(training.task, variables, images)
+            return compute_logits(training.task, variables, inputs)
 
         models = teachers.client_models
-        total = sum_over_models(predict, models, count_rows(images), teachers.loops)
+        total = sum_over_models(predict, models, count_rows(inputs), teachers.loops)
         return jax.nn.softmax(total / jnp.maximum(models.is_present.sum(), 1))
 
     def make_optimizer(hp, num_steps: int):

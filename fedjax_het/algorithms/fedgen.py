@@ -271,8 +271,8 @@ def _make_guided_client(
         label_logits = head.apply(head.get_parameters(variables), label_features)
         distilled_weight = decay_weight(hp["distilled_weight"])
 
-        def losses(network, images, labels, targets):
-            logits, state = network(images)
+        def losses(network, inputs, labels, targets):
+            logits, state = network(inputs)
             cross_entropies = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
             log_ratio = targets - jax.nn.log_softmax(logits)
             divergences = (jnp.exp(targets) * log_ratio).sum(-1)
@@ -357,7 +357,7 @@ class GeneratorTraining(NamedTuple):
 
         def loss_and_gradient(variables, batch, key):
             def loss(params):
-                inputs = ({**variables, "params": params}, batch.images, batch.labels)
+                inputs = ({**variables, "params": params}, batch.inputs, batch.labels)
                 features, state = self.generator.apply(*inputs, train=True, batch_axis=batch.axis)
                 args = (self.head, hp, teachers.head, label_shares, features, batch)
                 return compute_generator_loss(*args, self.options.teacher_weights), state
@@ -407,14 +407,14 @@ def compute_generator_loss(
       head_parameters: the teachers' last layers, with a leading axis of clients.
       label_shares: rho `[S, C]`, see `compute_label_shares`.
       features: `[B, F]` of the generator.
-      batch: noise `[B, N]` as `images`, and labels `[B]`.
+      batch: noise `[B, N]` as `inputs`, and labels `[B]`.
       teacher_weights: see `FedGenOptions`.
 
     Returns:
       The weighted sum of the teachers' loss of the features and of the diversity term, which keeps
       features apart as their noise is.
     """
-    noise, labels, axis = batch.images, batch.labels, batch.axis
+    noise, labels, axis = batch.inputs, batch.labels, batch.axis
     # In turn: the miscompile guard would have to verify products fused with the reductions below.
     logits = jax.lax.map(lambda params: head.apply(params, features), head_parameters)  # [S, B, C]
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels[None])

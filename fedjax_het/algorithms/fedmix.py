@@ -65,8 +65,8 @@ class FedMixHyperParameters(NaiveMixHyperParameters):
 class AveragedExamples(NamedTuple):
     """Averages of clients' examples, which every client receives."""
 
-    images: AnyArray
-    "`[M, H, W, C]` float32, as stored; uint8 images are divided by 255."
+    inputs: AnyArray
+    "`[M, ...]` float32, as stored; uint8 images are divided by 255."
     labels: AnyArray
     "`[M, C]` float32, shares of the classes."
     num_rows: AnyArray
@@ -79,13 +79,13 @@ def naivemix(
     """NaiveMix: local training with mixup of averages of other clients' data (section 3.2).
 
     Before the first round every client cuts its data into blocks of `mean_size` examples (M_k;
-    default: all its examples, as in the paper's main table). It sends the mean image and the mean
+    default: all its examples, as in the paper's main table). It sends the mean input and the mean
     one-hot label of each block, and receives all of them. In a step one pair (x_g, y_g) is drawn
     uniformly for the whole minibatch. With lambda = `mixup_lambda`,
 
         x' = (1 - lambda) x + lambda x_g,   loss = (1 - lambda) l(x', y) + lambda l(x', y_g).
 
-    lambda = 0 is FedAvg. Images are mixed after normalization. Averages of a client's own data are
+    lambda = 0 is FedAvg. Inputs are mixed after normalization. Averages of a client's own data are
     not left out. l(x', y_g) is the mean cross-entropy over the label's classes.
 
     Traffic: one model each way. In the first round each client also sends its own averages and
@@ -113,7 +113,7 @@ def fedmix(training: LocalTraining, plan: ExecutionPlan, *, options: FedMixOptio
     for every sample: the expansion of NaiveMix's loss in x_g without the term lambda^2 <dl(x',
     y_g)/dx', x_g>. The two losses differ by O(lambda^2). lambda = 0 is FedAvg. The paper's lambda
     is 0.05 on CIFAR-10, 0.1 on CIFAR-100 and 0.2 on FEMNIST; for NaiveMix 0.1, 0.1 and 0.2. With
-    batch norm a sample's loss also depends on the other samples' images, whose derivatives are
+    batch norm a sample's loss also depends on the other samples' inputs, whose derivatives are
     included.
 
     Traffic and state: NaiveMix's. Cost of a step: the gradient of a gradient, about 3 times
@@ -140,32 +140,32 @@ class _Mixup(NamedTuple):
     """Averaged examples of a minibatch, and their weight."""
 
     weight: jax.Array  # lambda
-    image: jax.Array
+    input: jax.Array
     label: jax.Array
 
 
-def _naivemix_losses(mixup: _Mixup, network: Callable, images, labels, mask):
-    mixup_lambda, mean_image, mean_label = mixup
-    logits, state = network((1 - mixup_lambda) * images + mixup_lambda * mean_image)
+def _naivemix_losses(mixup: _Mixup, network: Callable, inputs, labels, mask):
+    mixup_lambda, mean_input, mean_label = mixup
+    logits, state = network((1 - mixup_lambda) * inputs + mixup_lambda * mean_input)
     client_losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     mean_losses = optax.softmax_cross_entropy(logits, mean_label)
     return (1 - mixup_lambda) * client_losses + mixup_lambda * mean_losses, state
 
 
-def _fedmix_losses(is_printed: bool, mixup: _Mixup, network: Callable, images, labels, mask):
-    mixup_lambda, mean_image, mean_label = mixup
+def _fedmix_losses(is_printed: bool, mixup: _Mixup, network: Callable, inputs, labels, mask):
+    mixup_lambda, mean_input, mean_label = mixup
 
-    def sum_losses(images):
-        logits, state = network(images)
+    def sum_losses(inputs):
+        logits, state = network(inputs)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         # Its gradients are each sample's own. Batch norm connects samples: those that only fill up
         # the batch are masked.
         return (losses * mask).sum(), (losses, logits, state)
 
-    shrunk_images = (1 - mixup_lambda) * images
-    gradients, outputs = jax.grad(sum_losses, has_aux=True)(shrunk_images)
+    shrunk_inputs = (1 - mixup_lambda) * inputs
+    gradients, outputs = jax.grad(sum_losses, has_aux=True)(shrunk_inputs)
     client_losses, logits, state = outputs
-    gradients, mean_input = gradients.reshape(len(gradients), -1), mean_image.reshape(-1)
+    gradients, mean_input = gradients.reshape(len(gradients), -1), mean_input.reshape(-1)
     derivatives = jnp.einsum("bi,i->b", gradients, mean_input, precision="highest")
     mean_losses = optax.softmax_cross_entropy(logits, mean_label)
     coefficient = mixup_lambda * (1 if is_printed else 1 - mixup_lambda)
@@ -178,15 +178,15 @@ def _build_mixup_algorithm(
 ) -> Algorithm:
     """Return local training with mixup.
 
-    The loss is `compute_losses(mixup, network, images, labels, mask)`.
+    The loss is `compute_losses(mixup, network, inputs, labels, mask)`.
     """
     task, mean_blocks = training.task, MeanBlocks(mean_size)
 
     def loss_and_gradient(context, local, batch):
-        images, labels, num_rows = context.message.extra
+        inputs, labels, num_rows = context.message.extra
         key = fold_in_purpose(context.key, Purpose.MIXING)
         row = jax.random.randint(key, (), 0, num_rows)
-        mixup = _Mixup(context.hp["mixup_lambda"], task.normalize(images[row]), labels[row])
+        mixup = _Mixup(context.hp["mixup_lambda"], task.normalize(inputs[row]), labels[row])
         losses = partial(compute_losses, mixup)
         return training.loss_and_gradient(
             context,
@@ -220,8 +220,8 @@ def _make_averages(mean_blocks: MeanBlocks, federations: Sequence[FederationData
         return np.pad(array, [(0, max_rows - len(array))] + [(0, 0)] * (array.ndim - 1))
 
     return [
-        AveragedExamples(pad_rows(images), pad_rows(labels), np.array(len(labels), np.int32))
-        for images, labels in averages
+        AveragedExamples(pad_rows(inputs), pad_rows(labels), np.array(len(labels), np.int32))
+        for inputs, labels in averages
     ]
 
 

@@ -63,10 +63,10 @@ def fedntd(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     def loss_and_gradient(context, local, batch):
         beta, tau = context.hp["fedntd_beta"], context.hp["fedntd_tau"]
 
-        def sample_losses(network, images, labels):
-            logits, state = network(images)
-            received = model.apply(context.message.variables, images, train=False)[0]
-            losses, _ = per_sample_cross_entropy(lambda images: (logits, state), images, labels)
+        def sample_losses(network, inputs, labels):
+            logits, state = network(inputs)
+            received = model.apply(context.message.variables, inputs, train=False)[0]
+            losses, _ = per_sample_cross_entropy(lambda inputs: (logits, state), inputs, labels)
             return losses + beta * compute_distillation_losses(logits, received, labels, tau), state
 
         return training.loss_and_gradient(

@@ -138,8 +138,8 @@ def fedproto(
         return gradient, local.aux
 
     def measure(context, local, batch):
-        images = task.normalize(batch.images)
-        features, logits, _ = embed(local.variables, images, train=False)
+        inputs = task.normalize(batch.inputs)
+        features, logits, _ = embed(local.variables, inputs, train=False)
         is_label = _mark_labels(batch.labels, num_classes) * batch.mask[:, None]
         sums = jnp.einsum("bc,bf->cf", is_label, features, precision="highest")
         losses = optax.softmax_cross_entropy(logits, is_label)

@@ -88,13 +88,13 @@ def fedrod(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
         return memory._replace(optimizer=optimizer)
 
     def step_head(context, local, batch) -> PersonalHead:
-        images, personal = training.task.normalize(batch.images), local.aux
+        inputs, personal = training.task.normalize(batch.inputs), local.aux
         arguments = {"key": context.key, **model.make_batch_arguments(batch.mask)}
-        features, logits, _ = embed(local.variables, images, train=True, **arguments)
+        features, logits, _ = embed(local.variables, inputs, train=True, **arguments)
 
         def loss(params):
             outputs = (logits + head.apply(params, features), ())
-            losses, _ = per_sample_cross_entropy(lambda images: outputs, images, batch.labels)
+            losses, _ = per_sample_cross_entropy(lambda inputs: outputs, inputs, batch.labels)
             return (losses * batch.mask).sum() / jnp.maximum(batch.mask.sum(), 1)
 
         gradient = jax.grad(loss)(personal.params)

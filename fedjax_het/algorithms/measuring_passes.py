@@ -25,7 +25,7 @@ def count_pass_steps(training: LocalTraining, client: ClientInfo) -> Any:
     Example:
       >>> from fedjax_het.algorithms.measuring_passes import count_pass_steps
       >>> from fedjax_het.methods import ClientInfo, LocalTraining
-      >>> client = ClientInfo(id=0, num_samples=40, num_steps=12, init_images=())
+      >>> client = ClientInfo(id=0, num_samples=40, num_steps=12, init_inputs=())
       >>> int(count_pass_steps(LocalTraining(task=None, optimizer="sgd", batch_size=32), client))
       2
     """
@@ -49,8 +49,8 @@ def compute_batch_weight(batch: Batch, client: ClientInfo) -> jax.Array:
       >>> import jax.numpy as jnp
       >>> from fedjax_het.algorithms.measuring_passes import compute_batch_weight
       >>> from fedjax_het.methods import Batch, ClientInfo
-      >>> batch = Batch(images=(), labels=(), mask=jnp.array([1.0, 1.0, 0.0]), step_index=0)
-      >>> client = ClientInfo(id=0, num_samples=8, num_steps=4, init_images=())
+      >>> batch = Batch(inputs=(), labels=(), mask=jnp.array([1.0, 1.0, 0.0]), step_index=0)
+      >>> client = ClientInfo(id=0, num_samples=8, num_steps=4, init_inputs=())
       >>> float(compute_batch_weight(batch, client))
       0.25
     """

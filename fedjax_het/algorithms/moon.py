@@ -130,7 +130,7 @@ def _loss_and_gradient(
     assert embed is not None  # `moon` requires it
 
     def loss_sum(params, samples):
-        x, mask = task.normalize(samples["images"]), samples["mask"]
+        x, mask = task.normalize(samples["inputs"]), samples["mask"]
         arguments = {"key": context.key, **task.model.make_batch_arguments(mask)}
         z, logits, state = embed({**variables, "params": params}, x, train=True, **arguments)
         z_global = embed(context.message.variables, x, train=False)[0]
@@ -148,7 +148,7 @@ def _loss_and_gradient(
     # A regularizer depends on all samples together.
     micro_batch = task.model.micro_batch if regularizer is None else None
     value_and_gradient = micro_batched_value_and_grad(loss_sum, micro_batch, has_aux=True)
-    samples = {"images": batch.images, "labels": batch.labels, "mask": batch.mask}
+    samples = {"inputs": batch.inputs, "labels": batch.labels, "mask": batch.mask}
     (_, (reported, state)), gradient = value_and_gradient(variables["params"], samples)
     count = jnp.maximum(batch.mask.sum(), 1)
     gradient = jax.tree.map(lambda g: g / count, gradient)

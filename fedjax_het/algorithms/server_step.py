@@ -60,7 +60,7 @@ def get_server_examples(context: ServerStepContext) -> Examples:
 
     Example:
       >>> from fedjax_het.methods import Cohort, Examples, ServerStepContext, get_server_examples
-      >>> cohort = Cohort(None, None, server_examples=Examples(images=[0], labels=[3]))
+      >>> cohort = Cohort(None, None, server_examples=Examples(inputs=[0], labels=[3]))
       >>> get_server_examples(ServerStepContext({}, {}, 0, None, cohort, None)).labels
       [3]
     """

@@ -16,7 +16,7 @@ from fedjax_het.utils.arrays import pad_rows, set_row, take_row
 from fedjax_het.utils.input_kinds import take_rows
 
 _INPUT_NAME = "class_batches"
-_MAX_BATCH_SIZE = 128  # images of a forward pass
+_MAX_BATCH_SIZE = 128  # examples of a forward pass
 
 
 class ClassBatches(NamedTuple):
@@ -106,7 +106,7 @@ def draw_virtual_features(
     num_features = jax.eval_shape(
         lambda v, x: embed(v, task.normalize(x), train=False)[0],
         variables,
-        take_rows(cohort.examples.images, slice(1)),
+        take_rows(cohort.examples.inputs, slice(1)),
     ).shape[-1]
 
     def sum_block(loops, variables, examples, key, is_verification, block):

@@ -139,11 +139,11 @@ def load_synthetic_data(result: Result, num_classes: int) -> SyntheticData:
     """
     artifacts = result.artifacts
     if "condensed_images" in artifacts:
-        images = np.asarray(artifacts["condensed_images"], np.float32)
-        labels = np.repeat(artifacts["condensed_classes"], images.shape[1])
+        inputs = np.asarray(artifacts["condensed_images"], np.float32)
+        labels = np.repeat(artifacts["condensed_classes"], inputs.shape[1])
         logits = HARD_LABEL_LOGIT * jax.nn.one_hot(labels, num_classes)
-        all_images = jnp.asarray(images.reshape(-1, *images.shape[2:]))
-        return SyntheticData(all_images, logits, jnp.float32(jnp.nan))
+        all_inputs = jnp.asarray(inputs.reshape(-1, *inputs.shape[2:]))
+        return SyntheticData(all_inputs, logits, jnp.float32(jnp.nan))
     is_complete = "synthetic_images" in artifacts and result.summary.get("synthesis_iterations", 1)
     expected = "a run of dynafed with synthetic data, or of feddm or fedaf"
     require(bool(is_complete), "result", format_run_label(result.spec), expected)
@@ -248,8 +248,8 @@ def measure_synthetic_data(
         expected = (options["trajectory_rounds"] + 1, vector.size)
         require(trajectory.shape == expected, "trajectory", trajectory.shape, f"shape {expected}")
 
-    def apply(params: Any, images: jax.Array) -> jax.Array:
-        return task.model.apply({**variables, "params": params}, images, train=True)[0]
+    def apply(params: Any, inputs: jax.Array) -> jax.Array:
+        return task.model.apply({**variables, "params": params}, inputs, train=True)[0]
 
     recipe = {
         "augment_strategy": options.get("augment_strategy", "none"),

@@ -79,7 +79,7 @@ def report_command(command: ReportCommand) -> int:
 
 @dataclass(frozen=True)
 class ExportCommand:
-    """Write a run's trained model, or the images that its method synthesized, to a file.
+    """Write a run's trained model, or the data that its method synthesized, to a file.
 
     The folder of the result must contain the final state of the run: `fedjax-het run --output-dir`
     keeps it, `fedjax-het sweep` keeps it with --keep-state.
@@ -93,7 +93,7 @@ class ExportCommand:
     client: NonNegativeInt | None = None
     """Number of the client whose own model is written (default: the global model)."""
     synthetic: Path | None = None
-    """File for the synthetic images of DynaFed, FedDM or FedAF, as .npz (default: not written)."""
+    """File for the synthetic data of DynaFed, FedDM or FedAF, as .npz (default: not written)."""
     json: bool = False
     """Print a JSON object with the names of the written files."""
 

@@ -1,4 +1,4 @@
-"""Distribution matching: synthetic images with the mean embedding of real images.
+"""Distribution matching: synthetic inputs with the mean embedding of real inputs.
 
 Source: Zhao and Bilen, "Dataset Condensation with Distribution Matching" (WACV 2023). FedDM (CVPR
 2023) adds the logits. FedAF (CVPR 2024, Eqs. 6 and 10) adds the distance between the mean logit and
@@ -20,6 +20,7 @@ from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.resumable_loops import SOFT_LABELS
 from fedjax_het.core.task import Task
 from fedjax_het.nn import choose_micro_batch_size
+from fedjax_het.utils.former_names import FORMER_INPUT_NAMES, accept_former_arguments
 
 Tree = Any
 
@@ -28,8 +29,8 @@ def distribution_distance(real_mean: Array, synthetic_mean: Array) -> Array:
     """Return the squared L2 distance of two mean embeddings, summed over features (FedAF, Eq. 4).
 
     Args:
-      real_mean: mean embedding of real images, `[F]`.
-      synthetic_mean: mean embedding of synthetic images, `[F]`.
+      real_mean: mean embedding of real inputs, `[F]`.
+      synthetic_mean: mean embedding of synthetic inputs, `[F]`.
 
     Returns:
       The distance, `[]`.
@@ -118,19 +119,20 @@ def gaussian_mmd(u: Array, v: Array) -> Array:
     return 2 - 2 * jnp.exp(-jnp.square(u - v).sum() / (2 * variances)).mean()
 
 
+@accept_former_arguments("mean_embedding", FORMER_INPUT_NAMES)
 def mean_embedding(
     embed: Callable[[Array], tuple[Array, Array]],
-    images: Array,
+    inputs: Array,
     mask: Array,
     micro_batch_size: int | None,
 ) -> tuple[Array, Array]:
-    """Compute the mean features and logits of the images whose mask is 1.
+    """Compute the mean features and logits of the inputs whose mask is 1.
 
     Args:
-      embed: `images -> (features [B, F], logits [B, C])`, computed for each image independently.
-      images: `[B, H, W, C]`.
+      embed: `inputs -> (features [B, F], logits [B, C])`, computed for each input independently.
+      inputs: `[B, ...]`.
       mask: `[B]`, 1 or 0.
-      micro_batch_size: images that fit a CPU core's cache, see `choose_micro_batch_size`; None: all
+      micro_batch_size: inputs that fit a CPU core's cache, see `choose_micro_batch_size`; None: all
         at once.
 
     Returns:
@@ -139,22 +141,22 @@ def mean_embedding(
     Example:
       >>> import jax.numpy as jnp
       >>> from fedjax_het.condensation import mean_embedding
-      >>> embed = lambda images: (images.reshape(len(images), -1), images.mean((1, 2)))
-      >>> images, mask = jnp.ones((6, 2, 2, 3)), jnp.ones(6)
-      >>> [mean.shape for mean in mean_embedding(embed, images, mask, None)]
+      >>> embed = lambda inputs: (inputs.reshape(len(inputs), -1), inputs.mean((1, 2)))
+      >>> inputs, mask = jnp.ones((6, 2, 2, 3)), jnp.ones(6)
+      >>> [mean.shape for mean in mean_embedding(embed, inputs, mask, None)]
       [(12,), (3,)]
     """
 
     def weighted_sums(micro_batch):
-        images, mask = micro_batch
-        return tuple((values * mask[:, None]).sum(0) for values in embed(images))
+        inputs, mask = micro_batch
+        return tuple((values * mask[:, None]).sum(0) for values in embed(inputs))
 
-    micro_batch_size = choose_micro_batch_size(len(images), micro_batch_size)
-    if micro_batch_size == len(images):
-        sums = weighted_sums((images, mask))
+    micro_batch_size = choose_micro_batch_size(len(inputs), micro_batch_size)
+    if micro_batch_size == len(inputs):
+        sums = weighted_sums((inputs, mask))
     else:
         micro_batches = (
-            images.reshape(-1, micro_batch_size, *images.shape[1:]),
+            inputs.reshape(-1, micro_batch_size, *inputs.shape[1:]),
             mask.reshape(-1, micro_batch_size),
         )
         sums = tuple(total.sum(0) for total in jax.lax.map(weighted_sums, micro_batches))
@@ -303,7 +305,7 @@ def soft_label_matching_loss(
     label, in nats, summed over the present classes.
 
     Args:
-      mean_logits: `[C, C]`, mean logit of the synthetic images of each class.
+      mean_logits: `[C, C]`, mean logit of the synthetic inputs of each class.
       is_present: `[C]` bool, True for the classes to sum over.
       soft_labels: `[C, C]`, the clients' soft labels.
       tau: `[]`, temperature.

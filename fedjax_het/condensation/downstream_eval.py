@@ -24,6 +24,7 @@ from fedjax_het.nn import Model, Variables
 from fedjax_het.tasks.classification import correct
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.errors import ConfigError, is_integer_at_least, require
+from fedjax_het.utils.former_names import FORMER_INPUT_NAMES, accept_former_arguments
 
 # The recipe of distribution matching's and of trajectory matching's public codes.
 LR, BATCH_SIZE, MOMENTUM, WEIGHT_DECAY = 0.01, 256, 0.9, 5e-4
@@ -67,9 +68,10 @@ class DownstreamAccuracy(NamedTuple):
     gain: MeanStd
 
 
+@accept_former_arguments("compare_with_random_subset", FORMER_INPUT_NAMES)
 def compare_with_random_subset(
     model: Model,
-    images: np.ndarray,
+    inputs: np.ndarray,
     labels: np.ndarray,
     dataset: Dataset,
     *,
@@ -90,7 +92,7 @@ def compare_with_random_subset(
 
     Args:
       model: the network.
-      images: condensed images, `[M, H, W, C]` float32, normalized like `dataset`.
+      inputs: condensed images, `[M, H, W, C]` float32, normalized like `dataset`.
       labels: their classes, `[M]` int.
       dataset: source of the real images and of the test images.
       seed: seed of initial parameters, real images and batches.
@@ -109,8 +111,8 @@ def compare_with_random_subset(
       >>> from fedjax_het.data import dataset_from_arrays
       >>> from fedjax_het.nn import make_model
       >>> from fedjax_het.condensation import compare_with_random_subset
-      >>> images, labels = np.arange(24, dtype=np.uint8).reshape(6, 2, 2, 1), np.arange(6) % 3
-      >>> dataset = dataset_from_arrays(images, labels, images, labels)
+      >>> inputs, labels = np.arange(24, dtype=np.uint8).reshape(6, 2, 2, 1), np.arange(6) % 3
+      >>> dataset = dataset_from_arrays(inputs, labels, inputs, labels)
       >>> model = make_model("mlp", (2, 2, 1), 3, hidden=[4])
       >>> synthetic = np.zeros((3, 2, 2, 1), np.float32)
       >>> accuracy = compare_with_random_subset(
@@ -119,31 +121,31 @@ def compare_with_random_subset(
       >>> 0 <= accuracy.synthetic.mean <= 1
       True
     """
-    images, labels = np.asarray(images, np.float32), np.asarray(labels)
-    _check_images(model, images, labels, dataset.num_classes)
+    inputs, labels = np.asarray(inputs, np.float32), np.asarray(labels)
+    _check_inputs(model, inputs, labels, dataset.num_classes)
     for name, value in {"num_networks": num_networks, "epochs": epochs}.items():
         require(is_integer_at_least(value, 1), name, value, "a whole number >= 1")
     normalize = Task(model, dataset.mean, dataset.std).normalize
-    image_sets = [jnp.asarray(images)]
+    input_sets = [jnp.asarray(inputs)]
     for n in range(num_networks):
         subset = random_subset(dataset.train_labels, labels, seed=seed, subset_index=n)
-        image_sets.append(normalize(jnp.asarray(dataset.train_inputs[subset])))
+        input_sets.append(normalize(jnp.asarray(dataset.train_inputs[subset])))
     set_indices = np.append(np.zeros(num_networks, np.int32), np.arange(num_networks) + 1)
     keys = jax.random.split(make_key(seed), num_networks)
     networks = (set_indices, jnp.concatenate([keys, keys]))
     test = Examples(normalize(jnp.asarray(dataset.test_inputs)), jnp.asarray(dataset.test_labels))
-    args = (model, jnp.stack(image_sets), jnp.asarray(labels, jnp.int32), networks, test)
+    args = (model, jnp.stack(input_sets), jnp.asarray(labels, jnp.int32), networks, test)
     accuracies = _train_and_test_sets(*args, epochs=epochs)
     synthetic, random = np.asarray(accuracies, np.float64).reshape(2, num_networks)
     return DownstreamAccuracy(*map(_mean_std, (synthetic, random, synthetic - random)))
 
 
-def _check_images(model: Model, images: np.ndarray, labels: np.ndarray, num_classes: int) -> None:
-    """Raise ConfigError unless images and labels fit the network and the number of classes."""
-    is_valid = images.ndim == 4 and images.shape[1:] == model.input_shape and len(images) > 0
-    require(is_valid, "shape of images", images.shape, f"[M, *{model.input_shape}]")
-    is_valid = labels.shape == images.shape[:1] and np.issubdtype(labels.dtype, np.integer)
-    require(is_valid, "labels", f"{labels.dtype} {labels.shape}", f"{len(images)} integers")
+def _check_inputs(model: Model, inputs: np.ndarray, labels: np.ndarray, num_classes: int) -> None:
+    """Raise ConfigError unless inputs and labels fit the network and the number of classes."""
+    is_valid = inputs.ndim == 4 and inputs.shape[1:] == model.input_shape and len(inputs) > 0
+    require(is_valid, "shape of inputs", inputs.shape, f"[M, *{model.input_shape}]")
+    is_valid = labels.shape == inputs.shape[:1] and np.issubdtype(labels.dtype, np.integer)
+    require(is_valid, "labels", f"{labels.dtype} {labels.shape}", f"{len(inputs)} integers")
     in_range = bool(labels.min() >= 0 and labels.max() < num_classes)
     require(in_range, "labels", labels, f"classes in [0, {num_classes})")
 
@@ -180,15 +182,15 @@ def random_subset(
 
 
 def train_from_init(
-    model: Model, images: Array, labels: Array, key: Array, lr: Array | float, *, epochs: int
+    model: Model, inputs: Array, labels: Array, key: Array, lr: Array | float, *, epochs: int
 ) -> Variables:
-    """Train a new network on `images` by the recipe of `compare_with_random_subset`.
+    """Train a new network on `inputs` by the recipe of `compare_with_random_subset`.
 
     Cost: epochs * ceil(M / 256) steps.
 
     Args:
       model: the network.
-      images: `[M, H, W, C]`, normalized.
+      inputs: `[M, H, W, C]`, normalized.
       labels: `[M]` int32.
       key: key of the initial parameters and the order of the images.
       lr: learning rate at the start; decays as in `make_step_decay_phases`.
@@ -199,7 +201,7 @@ def train_from_init(
     """
     init_key, order_key = jax.random.split(key)
     variables = model.init(init_key)
-    pool = SyntheticPool(images, labels, jnp.ones(len(labels), bool))
+    pool = SyntheticPool(inputs, labels, jnp.ones(len(labels), bool))
     for i, (phase_lr, phase) in enumerate(make_step_decay_phases(lr, epochs)):
         variables = train_on_synthetic_pool(
             *(PoolTask(model), variables, pool, jax.random.fold_in(order_key, i)),
@@ -213,7 +215,7 @@ def train_from_init(
 @partial(jax.jit, static_argnames=("model", "epochs"))
 def _train_and_test_sets(
     model: Model,
-    image_sets: Array,
+    input_sets: Array,
     labels: Array,
     networks: tuple[Array, Array],
     test: Examples,
@@ -224,7 +226,7 @@ def _train_and_test_sets(
 
     def train_and_test_one(network):
         set_index, key = network
-        args = (model, image_sets[set_index], labels, key, jnp.float32(LR))
+        args = (model, input_sets[set_index], labels, key, jnp.float32(LR))
         return _test(model, train_from_init(*args, epochs=epochs), test)
 
     return jax.lax.map(train_and_test_one, networks)
@@ -272,7 +274,7 @@ def train_from_scratch(
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from fedjax_het.condensation import SyntheticData, SyntheticTask, train_from_scratch
-      >>> task = SyntheticTask(lambda w, images: images.reshape(len(images), -1) @ w)
+      >>> task = SyntheticTask(lambda w, inputs: inputs.reshape(len(inputs), -1) @ w)
       >>> data = SyntheticData(jnp.ones((6, 2, 2, 1)), jnp.zeros((6, 3)), jnp.float32(0.04))
       >>> key = jax.random.key(0)
       >>> train_from_scratch(task, jnp.ones((4, 3)), data, key, epochs=4).shape
@@ -316,8 +318,8 @@ def train_and_test(
     init_key, train_key = jax.random.split(key)
     variables = model.init(init_key)
 
-    def apply(params: Tree, images: Array) -> Array:
-        return model.apply({**variables, "params": params}, images, train=True)[0]
+    def apply(params: Tree, inputs: Array) -> Array:
+        return model.apply({**variables, "params": params}, inputs, train=True)[0]
 
     task = SyntheticTask(apply, augment_strategy, loss_scaling)
     params = train_from_scratch(task, variables["params"], synthetic, train_key, epochs=epochs)
@@ -448,8 +450,8 @@ def measure_scratch_accuracies(
       >>> from fedjax_het.condensation import SyntheticData, measure_scratch_accuracies
       >>> from fedjax_het.data import dataset_from_arrays
       >>> from fedjax_het.nn import make_model
-      >>> images, labels = np.arange(24, dtype=np.uint8).reshape(6, 2, 2, 1), np.arange(6) % 3
-      >>> dataset = dataset_from_arrays(images, labels, images, labels)
+      >>> inputs, labels = np.arange(24, dtype=np.uint8).reshape(6, 2, 2, 1), np.arange(6) % 3
+      >>> dataset = dataset_from_arrays(inputs, labels, inputs, labels)
       >>> model = make_model("mlp", (2, 2, 1), 3, hidden=[4])
       >>> data = SyntheticData(jnp.zeros((3, 2, 2, 1)), jnp.eye(3), jnp.float32(0.1))
       >>> settings = {"num_networks": 1, "epochs": 2, "real_epochs": 1}
@@ -457,7 +459,7 @@ def measure_scratch_accuracies(
       (1,)
     """
     hard_labels = np.asarray(synthetic.label_logits).argmax(1)
-    _check_images(model, np.asarray(synthetic.images), hard_labels, dataset.num_classes)
+    _check_inputs(model, np.asarray(synthetic.inputs), hard_labels, dataset.num_classes)
     for name, value in {"num_networks": num_networks, "epochs": epochs}.items():
         require(is_integer_at_least(value, 1), name, value, "a whole number >= 1")
     normalize = Task(model, dataset.mean, dataset.std).normalize
@@ -466,13 +468,13 @@ def measure_scratch_accuracies(
     classes = dataset.num_classes
     factor = classes if loss_scaling == "cross_entropy_over_classes" else 1
 
-    def make_labeled(images: Array, labels: np.ndarray) -> SyntheticData:
+    def make_labeled(inputs: Array, labels: np.ndarray) -> SyntheticData:
         label_logits = HARD_LABEL_LOGIT * jax.nn.one_hot(labels, classes)
-        return SyntheticData(images, label_logits, jnp.float32(jnp.nan))
+        return SyntheticData(inputs, label_logits, jnp.float32(jnp.nan))
 
     def take_real(positions: np.ndarray | slice) -> SyntheticData:
-        images = normalize(jnp.asarray(dataset.train_inputs[positions]))
-        return make_labeled(images, dataset.train_labels[positions])
+        inputs = normalize(jnp.asarray(dataset.train_inputs[positions]))
+        return make_labeled(inputs, dataset.train_labels[positions])
 
     def best_accuracy(data: SyntheticData, n: int, strategy: str, scaling: str) -> float:
         scale = factor if scaling == loss_scaling else 1
@@ -489,8 +491,8 @@ def measure_scratch_accuracies(
         ]
         return max(map(float, accuracies))
 
-    hard = make_labeled(synthetic.images, hard_labels)
-    subset_classes = np.arange(len(synthetic.images)) * classes // len(synthetic.images)
+    hard = make_labeled(synthetic.inputs, hard_labels)
+    subset_classes = np.arange(len(synthetic.inputs)) * classes // len(synthetic.inputs)
     rows = []
     for n in range(num_networks):
         subset = random_subset(dataset.train_labels, subset_classes, seed=seed, subset_index=n + 1)

@@ -1,4 +1,4 @@
-"""Differential privacy of condensed images: clipping, Gaussian noise and its epsilon."""
+"""Differential privacy of condensed inputs: clipping, Gaussian noise and its epsilon."""
 
 from collections.abc import Mapping
 

@@ -19,16 +19,18 @@ from fedjax_het.core.server_training import (
     train_on_examples,
 )
 from fedjax_het.nn.batch_axis import BatchAxis, make_axis_argument
+from fedjax_het.utils.former_names import FORMER_INPUT_NAMES, accept_former_fields
 from fedjax_het.utils.registry import get_keyword_parameters
 
 Tree = Any
 
 
+@accept_former_fields(FORMER_INPUT_NAMES)
 class SyntheticData(NamedTuple):
-    """Synthetic images, soft labels and a step size, the result of DynaFed's synthesis.
+    """Synthetic inputs, soft labels and a step size, the result of DynaFed's synthesis.
 
     Attributes:
-      images: `[M, H, W, C]` float32 in the normalized space of the network's input, unclipped.
+      inputs: `[M, ...]` float32 in the normalized space of the network's input, unclipped.
       label_logits: `[M, num_classes]`; the soft label is `softmax(label_logits)`.
       step_size: `[]`, learning rate of SGD on these data.
 
@@ -36,11 +38,11 @@ class SyntheticData(NamedTuple):
       >>> import jax.numpy as jnp
       >>> from fedjax_het.condensation import SyntheticData
       >>> data = SyntheticData(jnp.zeros((6, 4, 4, 1)), jnp.zeros((6, 3)), jnp.float32(0.04))
-      >>> data.images.shape
+      >>> data.inputs.shape
       (6, 4, 4, 1)
     """
 
-    images: Array
+    inputs: Array
     label_logits: Array
     step_size: Array
 
@@ -69,14 +71,14 @@ class SyntheticTask(NamedTuple):
 
     Example:
       >>> from fedjax_het.condensation import SyntheticTask
-      >>> task = SyntheticTask(lambda w, images: images.reshape(len(images), -1) @ w)
+      >>> task = SyntheticTask(lambda w, inputs: inputs.reshape(len(inputs), -1) @ w)
       >>> task.augment_strategy
       'color_crop_cutout_flip_scale_rotate'
     """
 
     apply_params: Callable[..., Array]
-    """`apply_params(params, images) -> logits [B, C]`. It also receives `batch_axis` if devices
-    share the images. An argument `sample_mask` receives `[B]`, 0 for images that fill up a
+    """`apply_params(params, inputs) -> logits [B, C]`. It also receives `batch_axis` if devices
+    share the inputs. An argument `sample_mask` receives `[B]`, 0 for inputs that fill up a
     batch."""
     augment_strategy: str = DSA_STRATEGY
     "Augmentation families, see `augment`."
@@ -93,21 +95,21 @@ class SyntheticTask(NamedTuple):
         samples: tuple[Array, Array, Array],
         batch_axis: BatchAxis | None,
     ) -> Array:
-        """Sum the weighted losses of augmented images.
+        """Sum the weighted losses of augmented inputs.
 
         Args:
           params: parameters of the network.
-          samples: images `[B, H, W, C]`, label logits `[B, C]` and weights `[B]`.
+          samples: inputs `[B, ...]`, label logits `[B, C]` and weights `[B]`.
           batch_axis: devices that share the batch, of which the arrays are the local part.
 
         Returns:
           The sum, `[]`.
         """
-        images, label_logits, weights = samples
+        inputs, label_logits, weights = samples
         arguments: dict[str, Any] = {**make_axis_argument(batch_axis)}
         if "sample_mask" in get_keyword_parameters(self.apply_params):
             arguments["sample_mask"] = (weights > 0).astype(weights.dtype)
-        logits = self.apply_params(params, images, **arguments)
+        logits = self.apply_params(params, inputs, **arguments)
         losses = soft_cross_entropies(logits, label_logits, scaling=self.loss_scaling)
         return (weights * losses).sum()
 
@@ -144,22 +146,22 @@ def fine_tune(
       >>> import jax, jax.numpy as jnp, optax
       >>> from fedjax_het.condensation import SyntheticData, SyntheticTask, fine_tune
       >>> from fedjax_het.core.server_training import EpochRange
-      >>> task = SyntheticTask(lambda w, images: images.reshape(len(images), -1) @ w)
+      >>> task = SyntheticTask(lambda w, inputs: inputs.reshape(len(inputs), -1) @ w)
       >>> data = SyntheticData(jnp.ones((6, 2, 2, 1)), jnp.zeros((6, 3)), jnp.float32(0.04))
       >>> settings = {"optimizer": optax.adam(0.1), "epochs": EpochRange(1)}
       >>> fine_tune(task, jnp.ones((4, 3)), data, jax.random.key(0), **settings).shape
       (4, 3)
     """
     order_key, augment_key = jax.random.split(key)
-    count = len(synthetic.images)
+    count = len(synthetic.inputs)
     if batch_size >= count:  # the order does not matter, so it is not permuted
         batches = make_sequential_batches(count, count)
     else:
         batches = make_shuffled_batches(order_key, count, batch_size)
 
     def loss_and_gradient(variables, batch, key):
-        images = augment(key, batch.images, strategy=task.augment_strategy, batch_axis=batch.axis)
-        args = (variables["params"], (images, batch.labels, batch.mask), batch.axis)
+        inputs = augment(key, batch.inputs, strategy=task.augment_strategy, batch_axis=batch.axis)
+        args = (variables["params"], (inputs, batch.labels, batch.mask), batch.axis)
         value, gradient = jax.value_and_grad(task.sum_losses)(*args)
         weight = 1 / jnp.maximum(batch.mask.sum(), 1)
         return *jax.tree.map(lambda total: weight * total, (value, gradient)), variables
@@ -167,5 +169,5 @@ def fine_tune(
     training = ServerTraining(
         loss_and_gradient, optimizer, augment_key, parallelism=task.parallelism
     )
-    examples = Examples(synthetic.images, synthetic.label_logits)
+    examples = Examples(synthetic.inputs, synthetic.label_logits)
     return train_on_examples(training, {"params": params}, examples, batches, epochs)["params"]

@@ -1,4 +1,4 @@
-"""Training of the global model on the synthetic images of all clients."""
+"""Training of the global model on the synthetic inputs of all clients."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,27 +27,29 @@ from fedjax_het.core.task import Task
 from fedjax_het.nn import Model
 from fedjax_het.nn.batch_axis import sum_over_shards, take_local_rows
 from fedjax_het.utils.arrays import pad_rows
+from fedjax_het.utils.former_names import FORMER_INPUT_NAMES, accept_former_fields
 
 Tree = Any
 
 
+@accept_former_fields(FORMER_INPUT_NAMES)
 class SyntheticPool(NamedTuple):
-    """The synthetic images of all clients; a mask marks the images of the current round.
+    """The synthetic inputs of all clients; a mask marks the inputs of the current round.
 
     Attributes:
-      images: `[M, H, W, C]` float32, normalized.
+      inputs: `[M, ...]` float32, normalized.
       labels: `[M]` int32.
-      is_valid: `[M]` bool, True for images that exist in the current round.
+      is_valid: `[M]` bool, True for inputs that exist in the current round.
 
     Example:
       >>> import jax.numpy as jnp
       >>> from fedjax_het.condensation import SyntheticPool
       >>> labels = jnp.zeros(6, jnp.int32)
-      >>> SyntheticPool(jnp.zeros((6, 4, 4, 1)), labels, jnp.ones(6, bool)).images.shape
+      >>> SyntheticPool(jnp.zeros((6, 4, 4, 1)), labels, jnp.ones(6, bool)).inputs.shape
       (6, 4, 4, 1)
     """
 
-    images: Array
+    inputs: Array
     labels: Array
     is_valid: Array
 
@@ -96,7 +98,7 @@ def make_masked_shuffled_batches(key: jax.Array, present: jax.Array, batch_size:
 
 
 class PoolTask(NamedTuple):
-    """Network and loss of training on a pool of synthetic images, and how it is computed.
+    """Network and loss of training on a pool of synthetic inputs, and how it is computed.
 
     Example:
       >>> from fedjax_het.condensation import PoolTask
@@ -109,10 +111,10 @@ class PoolTask(NamedTuple):
     "The network."
     targets: SoftLabelTargets | None = None
     """Adds the soft-label matching loss, summed over classes, to the mean cross-entropy. The mean
-    logit of a class is the mean over its images in the minibatch; classes without images in the
+    logit of a class is the mean over its inputs in the minibatch; classes without inputs in the
     minibatch add nothing."""
     exact_matching: bool = False
-    "Whether mean logits are of all images of the pool instead, in evaluation mode."
+    "Whether mean logits are of all inputs of the pool instead, in evaluation mode."
     parallelism: ServerParallelism = SINGLE_DEVICE
     "Devices that share each batch and the passes over the pool."
 
@@ -147,8 +149,8 @@ def train_on_synthetic_pool(
 ) -> Tree:
     """Train on the pool, starting at `variables`.
 
-    An epoch is a permutation of the valid images in ceil(valid / batch_size) steps. The last batch
-    is filled up with images of weight 0, which batch norm masks.
+    An epoch is a permutation of the valid inputs in ceil(valid / batch_size) steps. The last batch
+    is filled up with inputs of weight 0, which batch norm masks.
 
     Cost: epochs * ceil(valid / batch_size) steps; `exact_matching` adds two passes over the pool to
     each step. With several devices, each step has one collective for its gradient. Batch norm adds
@@ -157,11 +159,11 @@ def train_on_synthetic_pool(
     Args:
       task: network and loss.
       variables: its variables at the start.
-      pool: the synthetic images.
+      pool: the synthetic inputs.
       key: key of the permutations; the network draws no random numbers.
       optimizer: the optimizer, new in each call, see `make_decayed_sgd`.
       epochs: the epochs.
-      batch_size: images per step.
+      batch_size: inputs per step.
 
     Returns:
       The trained variables.
@@ -184,27 +186,27 @@ def train_on_synthetic_pool(
     loss_and_gradient = shard_loss_and_gradient(task.parallelism, _make_batch_loss(task))
     samples_per_step = float(batches.size)
     if task.exact_matching and task.targets is not None:
-        samples_per_step += 4 / 3 * len(pool.images)
+        samples_per_step += 4 / 3 * len(pool.inputs)
         loss_and_gradient = _add_exact_matching(task, loss_and_gradient, pool, batches.size)
     # The devices share the batches already, in `loss_and_gradient`.
     parallelism = SINGLE_DEVICE._replace(loops=task.parallelism.loops)
     training = ServerTraining(loss_and_gradient, optimizer, parallelism=parallelism)
-    examples = Examples(pool.images, pool.labels)
+    examples = Examples(pool.inputs, pool.labels)
     return train_on_examples(
         training, variables, examples, batches, epochs, samples_per_step=samples_per_step
     )
 
 
 def _make_batch_loss(pool_task: PoolTask) -> LossAndGradient:
-    """Return the mean cross-entropy of normalized images plus the batch's matching loss."""
+    """Return the mean cross-entropy of normalized inputs plus the batch's matching loss."""
     model = pool_task.model
     targets = None if pool_task.exact_matching else pool_task.targets
     if targets is not None:  # the term needs the whole batch, so no micro-batches
         model = model._replace(micro_batch=None)
-    task = Task(model, mean=(0.0,), std=(1.0,))  # images are already normalized
+    task = Task(model, mean=(0.0,), std=(1.0,))  # inputs are already normalized
 
-    def compute_losses(batch_axis, network, images, labels, mask):
-        logits, state = network(images)
+    def compute_losses(batch_axis, network, inputs, labels, mask):
+        logits, state = network(inputs)
         sample_losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         if targets is not None:  # added to every sample, so the mean adds it once
             local_sums = sum_logits_by_class(logits, labels, mask, model.num_classes)
@@ -253,15 +255,15 @@ def _add_exact_matching(
         params = variables["params"]
         loss, gradient, variables = batch_loss(variables, batch, key)
         # All devices must run the batch's collectives first.
-        ordered_images = parallelism.order_after(loss, pool.images)
-        local_pool = take_local_rows(pool._replace(images=ordered_images), parallelism.batch_axis)
-        images, labels, is_valid = map(split, local_pool)
-        pieces = images, labels, is_valid.astype(jnp.float32)
+        ordered_inputs = parallelism.order_after(loss, pool.inputs)
+        local_pool = take_local_rows(pool._replace(inputs=ordered_inputs), parallelism.batch_axis)
+        inputs, labels, is_valid = map(split, local_pool)
+        pieces = inputs, labels, is_valid.astype(jnp.float32)
 
         def sum_logits(params, piece):
-            images, labels, weights = piece
+            inputs, labels, weights = piece
             state = variables["state"]
-            logits, _ = model.apply({"params": params, "state": state}, images, train=False)
+            logits, _ = model.apply({"params": params, "state": state}, inputs, train=False)
             return sum_logits_by_class(logits, labels, weights, model.num_classes)
 
         piece_sums = jax.lax.map(lambda piece: sum_logits(params, piece), pieces)

@@ -10,6 +10,7 @@ from jax import Array
 from fedjax_het.condensation.synthetic_data import SyntheticData, SyntheticTask, Tree
 from fedjax_het.core.client_loop import Examples
 from fedjax_het.nn.micro_batch import accumulate_micro_batches
+from fedjax_het.utils.former_names import accept_former_arguments
 
 _MICRO_BATCH = 500  # samples at a time
 
@@ -19,7 +20,7 @@ class DynamicsGap(NamedTuple):
 
     Attributes:
       logit_gap: `[S]`, largest absolute difference of a logit of both networks, over the probe
-        images and the classes, after the step: the left side of DynaFed's Lemma 1.
+        inputs and the classes, after the step: the left side of DynaFed's Lemma 1.
       mean_logit_gap: `[S]`, mean absolute difference of the logits.
       gradient_cosine: `[S]`, cosine between the gradients of both data sets at the network that was
         trained on real data, before the step.
@@ -41,12 +42,13 @@ class DynamicsGap(NamedTuple):
     logit_change: Array
 
 
+@accept_former_arguments("compare_dynamics", {"probe_images": "probe_inputs"})
 def compare_dynamics(
     task: SyntheticTask,
     params: Tree,
     synthetic: SyntheticData,
     real: Examples,
-    probe_images: Array,
+    probe_inputs: Array,
     *,
     num_steps: int,
 ) -> DynamicsGap:
@@ -61,14 +63,14 @@ def compare_dynamics(
     if the gradients are close; the function measures both.
 
     Cost: `num_steps` steps, each with two gradients of the synthetic data, one gradient of the real
-    data, and two passes over the probe images.
+    data, and two passes over the probe inputs.
 
     Args:
       task: network and loss.
       params: parameters at the start.
       synthetic: the synthetic data, and the step size.
-      real: normalized images `[N, H, W, C]`, and label logits `[N, C]`.
-      probe_images: normalized images on which outputs are compared, `[n, H, W, C]`.
+      real: normalized inputs `[N, ...]`, and label logits `[N, C]`.
+      probe_inputs: normalized inputs on which outputs are compared, `[n, ...]`.
       num_steps: number of steps, S.
 
     Returns:
@@ -78,37 +80,37 @@ def compare_dynamics(
       >>> import jax.numpy as jnp
       >>> from fedjax_het.condensation import SyntheticData, SyntheticTask, compare_dynamics
       >>> from fedjax_het.methods import Examples
-      >>> task = SyntheticTask(lambda w, images: images.reshape(len(images), -1) @ w)
-      >>> images, labels = jnp.ones((6, 2, 2, 1)), jnp.eye(6, 3)
-      >>> data = SyntheticData(images, labels, jnp.float32(0.1))
+      >>> task = SyntheticTask(lambda w, inputs: inputs.reshape(len(inputs), -1) @ w)
+      >>> inputs, labels = jnp.ones((6, 2, 2, 1)), jnp.eye(6, 3)
+      >>> data = SyntheticData(inputs, labels, jnp.float32(0.1))
       >>> start = jnp.eye(4, 3)
-      >>> gap = compare_dynamics(task, start, data, Examples(images, labels), images, num_steps=2)
+      >>> gap = compare_dynamics(task, start, data, Examples(inputs, labels), inputs, num_steps=2)
       >>> print(gap.logit_gap, gap.gradient_error)
       [0. 0.] [0. 0.]
     """
 
-    def compute_gradient(params: Tree, images: Array, labels: Array) -> Tree:
+    def compute_gradient(params: Tree, inputs: Array, labels: Array) -> Tree:
         def sum_gradients(samples: tuple[Array, Array, Array]) -> tuple[Tree, tuple[()]]:
             return jax.grad(task.sum_losses)(params, samples, None), ()
 
-        samples = (images, labels, jnp.full(len(images), 1 / len(images)))
+        samples = (inputs, labels, jnp.full(len(inputs), 1 / len(inputs)))
         return accumulate_micro_batches(
             sum_gradients, samples, micro_batch=_MICRO_BATCH, pad_last=True
         )[0]
 
     def compute_logits(params: Tree) -> Array:
-        def apply(images: Array) -> tuple[tuple[()], Array]:
-            return (), task.apply_params(params, images)
+        def apply(inputs: Array) -> tuple[tuple[()], Array]:
+            return (), task.apply_params(params, inputs)
 
-        return accumulate_micro_batches(apply, probe_images, micro_batch=_MICRO_BATCH)[1]
+        return accumulate_micro_batches(apply, probe_inputs, micro_batch=_MICRO_BATCH)[1]
 
-    real_data = jnp.asarray(real.images), jnp.asarray(real.labels)
+    real_data = jnp.asarray(real.inputs), jnp.asarray(real.labels)
     first_logits = compute_logits(params)
 
     def step(both: tuple[Tree, Tree], _) -> tuple[tuple[Tree, Tree], DynamicsGap]:
         on_synthetic, on_real = both
         real_gradient = compute_gradient(on_real, *real_data)
-        data = synthetic.images, synthetic.label_logits
+        data = synthetic.inputs, synthetic.label_logits
         gradient = compute_gradient(on_real, *data)
         norm = optax.tree.norm(real_gradient)
         cosine = optax.tree.vdot(gradient, real_gradient) / (optax.tree.norm(gradient) * norm)

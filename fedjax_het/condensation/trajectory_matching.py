@@ -1,6 +1,6 @@
 """Trajectory matching: synthetic data on which training moves a network as real data did.
 
-DynaFed's server stores the global models of its first rounds. `TrajectoryMatching` learns images,
+DynaFed's server stores the global models of its first rounds. `TrajectoryMatching` learns inputs,
 soft labels and a step size: a few SGD steps on them from checkpoint t end near later checkpoints.
 
 Sources: Pi et al., "DynaFed: Tackling Client Data Heterogeneity with Global Dynamics" (CVPR 2023)
@@ -66,7 +66,7 @@ class SynthesisHyperParameters(Config):
     """
 
     image_lr: NonNegativeFloat = 5e-2
-    """Adam's learning rate for the images."""
+    """Adam's learning rate for the inputs."""
     label_lr: NonNegativeFloat = 1e-2
     """Adam's learning rate for the label logits."""
     step_size: PositiveFloat = 0.04
@@ -350,9 +350,9 @@ class SynthesisLog(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TrajectoryMatching:
-    """DynaFed's data synthesis (Algorithm 1) for one network and image shape.
+    """DynaFed's data synthesis (Algorithm 1) for one network and input shape.
 
-    Each iteration draws a segment and unrolls `inner_steps` from its start. Adam moves images,
+    Each iteration draws a segment and unrolls `inner_steps` from its start. Adam moves inputs,
     label logits and step size against the gradient of the matching loss. The methods are pure
     functions; the caller jits them.
 
@@ -372,14 +372,14 @@ class TrajectoryMatching:
       >>> import jax, jax.numpy as jnp
       >>> from fedjax_het.condensation import SynthesisOptions, SyntheticTask, TrajectoryMatching
       >>> options = SynthesisOptions(trajectory_rounds=4, samples_per_class=2, inner_steps=2)
-      >>> task = SyntheticTask(lambda w, images: images.reshape(len(images), -1) @ w)
+      >>> task = SyntheticTask(lambda w, inputs: inputs.reshape(len(inputs), -1) @ w)
       >>> unravel = lambda vector: vector.reshape(4, 3)
       >>> synthesis = TrajectoryMatching(options, task, unravel, (2, 2, 1), 3)
       >>> hp = {"image_lr": 0.05, "label_lr": 0.01, "step_size": 0.04, "step_size_lr": 1e-5}
       >>> trajectory, key = jnp.arange(5.0)[:, None] * jnp.ones(12), jax.random.key(0)
       >>> state = synthesis.init(hp, key)
       >>> state, log = synthesis.run_iteration(hp, state, trajectory, key)
-      >>> log.matching_loss.shape, synthesis.get_result(state).images.shape
+      >>> log.matching_loss.shape, synthesis.get_result(state).inputs.shape
       ((), (6, 2, 2, 1))
     """
 
@@ -390,11 +390,11 @@ class TrajectoryMatching:
     num_classes: int
 
     def init(self, hp: Mapping[str, Any], key: Array) -> TrajectorySynthesisState:
-        """Draw images from N(0, 1); label logits are `label_init` * one-hot, ordered by class.
+        """Draw inputs from N(0, 1); label logits are `label_init` * one-hot, ordered by class.
 
         Args:
           hp: values of `SynthesisHyperParameters` by name; may be traced.
-          key: key of the images.
+          key: key of the inputs.
 
         Returns:
           The initial state.
@@ -402,7 +402,7 @@ class TrajectoryMatching:
         num_samples = self.options.count_samples(self.num_classes)
         classes = jnp.arange(num_samples) * self.num_classes // num_samples
         data = SyntheticData(
-            images=jax.random.normal(key, (num_samples, *self.input_shape), jnp.float32),
+            inputs=jax.random.normal(key, (num_samples, *self.input_shape), jnp.float32),
             label_logits=self.options.label_init * jax.nn.one_hot(classes, self.num_classes),
             step_size=jnp.asarray(hp["step_size"], jnp.float32),
         )
@@ -462,7 +462,7 @@ class TrajectoryMatching:
         direction, adam = _ADAM.update(gradient, state.adam)
         step_size = data.step_size - hp["step_size_lr"] * direction.step_size
         new_data = SyntheticData(
-            images=data.images - hp["image_lr"] * direction.images,
+            inputs=data.inputs - hp["image_lr"] * direction.inputs,
             label_logits=data.label_logits - hp["label_lr"] * direction.label_logits,
             step_size=jnp.clip(step_size, options.step_size_floor, options.step_size_ceiling),
         )

@@ -51,7 +51,7 @@ def unroll(
 
     The update, `num_steps` times, is
 
-        m <- momentum * m + grad loss(w; augment(images), labels)
+        m <- momentum * m + grad loss(w; augment(inputs), labels)
         w <- w - step_size * m
 
     Cost: `num_steps` gradients; the backward pass costs about three times as much. Memory:
@@ -79,7 +79,7 @@ def unroll(
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from fedjax_het.condensation import SyntheticData, SyntheticTask, unroll
-      >>> task = SyntheticTask(lambda w, images: images.reshape(len(images), -1) @ w)
+      >>> task = SyntheticTask(lambda w, inputs: inputs.reshape(len(inputs), -1) @ w)
       >>> unravel = lambda vector: vector.reshape(4, 3)
       >>> data = SyntheticData(jnp.ones((6, 2, 2, 1)), jnp.zeros((6, 3)), jnp.float32(0.04))
       >>> unroll(task, unravel, jnp.ones(12), data, jax.random.key(0), num_steps=2).shape
@@ -88,26 +88,26 @@ def unroll(
     batch_axis = task.parallelism.batch_axis
 
     def select_samples(synthetic: SyntheticData, step: tuple[Array, Array]) -> tuple[Array, ...]:
-        """Return augmented images `[B, H, W, C]`, label logits `[B, C]` and weights `[B]`."""
+        """Return augmented inputs `[B, ...]`, label logits `[B, C]` and weights `[B]`."""
         key, step_index = step
         order_key, augment_key = jax.random.split(key)
-        images, labels = synthetic.images, synthetic.label_logits
-        if batch_size is not None and batch_size < len(images):
-            batches = make_shuffled_batches(order_key, len(images), batch_size)
+        inputs, labels = synthetic.inputs, synthetic.label_logits
+        if batch_size is not None and batch_size < len(inputs):
+            batches = make_shuffled_batches(order_key, len(inputs), batch_size)
             steps_per_epoch = batches.steps_per_epoch
-            is_last_first = len(images) % batch_size > 0
+            is_last_first = len(inputs) % batch_size > 0
             epoch, step_in_epoch = step_index // steps_per_epoch, step_index % steps_per_epoch
             step_in_epoch = (step_in_epoch - is_last_first) % steps_per_epoch
             index, mask = batches.take_step(epoch * steps_per_epoch + step_in_epoch)
-            weights = mask.astype(images.dtype) / mask.sum()
+            weights = mask.astype(inputs.dtype) / mask.sum()
             index, weights = take_local_rows((index, weights), batch_axis)
-            images, labels = images[index], labels[index]
+            inputs, labels = inputs[index], labels[index]
         else:
-            weights = jnp.full(len(images), 1 / len(images), images.dtype)
-            images, labels, weights = take_local_rows((images, labels, weights), batch_axis)
+            weights = jnp.full(len(inputs), 1 / len(inputs), inputs.dtype)
+            inputs, labels, weights = take_local_rows((inputs, labels, weights), batch_axis)
         step_key = jax.random.fold_in(augment_key, step_index)
-        images = augment(step_key, images, strategy=task.augment_strategy, batch_axis=batch_axis)
-        return images, labels, weights
+        inputs = augment(step_key, inputs, strategy=task.augment_strategy, batch_axis=batch_axis)
+        return inputs, labels, weights
 
     def loss_sum(vector: Array, samples: tuple[Array, Array, Array]) -> Array:
         return task.sum_losses(unravel(vector), samples, batch_axis)

@@ -100,7 +100,7 @@ def _get_value(settings: Mapping[str, Any], name: str) -> str | None:
     value = None if value != value else value  # NaN in a frame
     if method is not None and not method.trains_locally:
         is_training = name in LOCAL_TRAINING_SETTINGS or name.startswith(_TRAINING_PREFIXES)
-        if is_training or name == "batch_size":  # the number of real images of a class
+        if is_training or name == "batch_size":  # the number of real examples of a class
             return None
     if method is not None and name == "client_tests":
         value = bool(value) or method.is_personalized

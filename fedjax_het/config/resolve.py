@@ -262,7 +262,7 @@ def _resolve_except_hyperparameters(
     raw, missing, skews = _resolve_skew(raw, missing)
     feature_skews = ", ".join(skew.name for skew in skews if isinstance(skew, FeatureSkew))
     is_valid = not (feature_skews and "averages" in method.required_data)
-    expected = f"no skew of images: {method.name} averages images before the clients see them"
+    expected = f"no skew of images: {method.name} averages inputs before the clients see them"
     require(is_valid, "skew", feature_skews, expected)
     raw = _resolve_system(raw, method)
     spec = update_settings(raw, **missing)

@@ -196,7 +196,7 @@ class RunSettings:
     """Data set of `fedjax-het list`, or FORMAT:LOCATION, such as npz:scans.npz."""
     _: KW_ONLY
     normalization: str | None = None
-    """Source of the mean and standard deviation that normalize the images: dynafed, fedaf, fedamp,
+    """Source of the mean and standard deviation that normalize the inputs: dynafed, fedaf, fedamp,
     fsl, pfllib, unit or dataset (default: the protocol's, otherwise the data set's own)."""
     partition: str | None = None
     """Scheme that splits the training data among the clients; `fedjax-het list` names all
@@ -228,7 +228,7 @@ class RunSettings:
     """Epochs of local training per client and round."""
     batch_size: int | None = field(default=None, metadata=_COUNT)
     """Examples per minibatch of local training. Methods whose clients condense their data use this
-    number of real images per class and step."""
+    number of real examples per class and step."""
     rounds: int | None = field(default=None, metadata=_ROUND_COUNT)
     """Number of communication rounds."""
     local_optimizer: str | None = None
@@ -257,9 +257,9 @@ class RunSettings:
     test_per_client: int | Literal["all", "proportional"] | None = field(
         default=None, metadata=_COUNT
     )
-    """Test images per client. "all" uses the whole test split for every client, "proportional"
+    """Test examples per client. "all" uses the whole test split for every client, "proportional"
     divides the test split among the clients in proportion to their training data (default: 100, or
-    fewer if the test split is too small; classes with too few test images are left out)."""
+    fewer if the test split is too small; classes with too few test examples are left out)."""
     client_test_model: str | None = None
     """Model that is evaluated on the clients' own test data: global, client or received (default:
     the method's own)."""

@@ -39,7 +39,7 @@ class Workload(NamedTuple):
       training: local training.
       batch_size: examples per step.
       label: the network, and everything else that a step's time depends on.
-      images_per_pair: images that a pair of a client and a class condenses; None if clients train.
+      images_per_pair: inputs that a pair of a client and a class condenses; None if clients train.
     """
 
     training: LocalTraining
@@ -207,7 +207,7 @@ def _with_default_options(training: LocalTraining) -> LocalTraining:
 
 
 def _make_condensing_client(task: Task, images_per_pair: int) -> ClientAlgorithm:
-    """Return a client that moves images towards a batch's mean embedding."""
+    """Return a client that moves inputs towards a batch's mean embedding."""
     model, embed = task.model, task.model.embed
     assert embed is not None  # methods that condense require it
 
@@ -215,10 +215,10 @@ def _make_condensing_client(task: Task, images_per_pair: int) -> ClientAlgorithm
         return jax.random.normal(context.key, (images_per_pair, *model.input_shape))
 
     def step(context, local, batch):
-        def mean(images):
-            return embed(context.message.variables, images, train=False)[0].mean(0)
+        def mean(inputs):
+            return embed(context.message.variables, inputs, train=False)[0].mean(0)
 
-        real = mean(task.normalize(batch.images))
+        real = mean(task.normalize(batch.inputs))
         value, gradient = jax.value_and_grad(lambda x: jnp.square(real - mean(x)).sum())(local)
         return local - gradient, value
 

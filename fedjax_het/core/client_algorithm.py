@@ -18,12 +18,14 @@ import jax
 
 from fedjax_het.core.resumable_loops import CLIENTS
 from fedjax_het.nn.batch_axis import BatchAxis
+from fedjax_het.utils.former_names import FORMER_INPUT_NAMES, accept_former_fields
 
 Tree = Any
 HyperParameters = dict[str, jax.Array]
 """Values of hyperparameters by name, float32 scalars."""
 
 
+@accept_former_fields({"init_images": "init_inputs"})
 class ClientInfo(NamedTuple):
     """Properties of one client in a round.
 
@@ -32,7 +34,7 @@ class ClientInfo(NamedTuple):
         pair of client and class.
       num_samples: `[]` int32, number of training examples of the client.
       num_steps: `[]` int32, number of minibatches in the round, over all passes.
-      init_images: `[I, H, W, C]`, stored images from which a client that condenses data starts.
+      init_inputs: `[I, ...]`, stored inputs from which a client that condenses data starts.
         I = 0 in local training.
       staleness: `[]` int32, updates of the server since the client received its model; 0 unless the
         method is asynchronous.
@@ -41,14 +43,14 @@ class ClientInfo(NamedTuple):
       >>> import jax.numpy as jnp
       >>> from fedjax_het.methods import ClientInfo
       >>> count = jnp.int32(20)
-      >>> int(ClientInfo(id=jnp.int32(3), num_samples=count, num_steps=count, init_images=()).id)
+      >>> int(ClientInfo(id=jnp.int32(3), num_samples=count, num_steps=count, init_inputs=()).id)
       3
     """
 
     id: jax.Array
     num_samples: jax.Array
     num_steps: jax.Array
-    init_images: jax.Array
+    init_inputs: jax.Array
     staleness: jax.Array | int = 0
 
 
@@ -74,11 +76,12 @@ class ClientContext(NamedTuple):
     step, `fold_in(client's key, step_index)`."""
 
 
+@accept_former_fields(FORMER_INPUT_NAMES)
 class Batch(NamedTuple):
     """One minibatch as stored; `Task.normalize` computes the network's inputs.
 
     Attributes:
-      images: `[B, H, W, C]`, uint8 or float32, as stored and not normalized.
+      inputs: images `[B, H, W, C]` or other inputs, or arrays by name; as stored, not normalized.
       labels: `[B]` int32.
       mask: `[B]` float32, 1 for examples, 0 for padding.
       step_index: `[]` int32, number of minibatches that the client has processed in this round.
@@ -88,12 +91,12 @@ class Batch(NamedTuple):
     Example:
       >>> import jax.numpy as jnp
       >>> from fedjax_het.methods import Batch
-      >>> images, labels = jnp.zeros((8, 28, 28, 1)), jnp.zeros(8, jnp.int32)
-      >>> Batch(images, labels, mask=jnp.ones(8), step_index=jnp.int32(0)).images.shape
+      >>> inputs, labels = jnp.zeros((8, 28, 28, 1)), jnp.zeros(8, jnp.int32)
+      >>> Batch(inputs, labels, mask=jnp.ones(8), step_index=jnp.int32(0)).inputs.shape
       (8, 28, 28, 1)
     """
 
-    images: jax.Array
+    inputs: jax.Array
     labels: jax.Array
     mask: jax.Array
     step_index: jax.Array

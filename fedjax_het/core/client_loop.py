@@ -36,28 +36,30 @@ from fedjax_het.core.example_transform import ExampleTransform
 from fedjax_het.core.execution_plan import LANES_AXIS, ExecutionPlan
 from fedjax_het.core.resumable_loops import WHOLE_LOOPS, LoopRunner
 from fedjax_het.utils.arrays import AnyArray, has_no_new_nonfinite, set_row, take_row
+from fedjax_het.utils.former_names import FORMER_INPUT_NAMES, accept_former_fields
 from fedjax_het.utils.input_kinds import take_rows
 
 Tree = Any
 
 
+@accept_former_fields(FORMER_INPUT_NAMES)
 class Examples(NamedTuple):
     """Training examples on the device, gathered by index inside the program.
 
     Example:
       >>> import numpy as np
       >>> from fedjax_het.methods import Examples
-      >>> Examples(np.zeros((5, 28, 28, 1), np.uint8), np.zeros(5, np.int32)).images.shape
+      >>> Examples(np.zeros((5, 28, 28, 1), np.uint8), np.zeros(5, np.int32)).inputs.shape
       (5, 28, 28, 1)
     """
 
-    images: Any
+    inputs: Any
     "Inputs `[N, ...]`, such as images `[N, H, W, C]`, uint8, float32 or int32; or arrays by name."
     labels: AnyArray
     "`[N]` int32."
 
     def take(self, positions: jax.Array, client: jax.Array) -> jax.Array:
-        """Return images as a client sees them.
+        """Return inputs as a client sees them.
 
         Args:
           positions: positions of the examples, int32 `[B]`.
@@ -66,10 +68,10 @@ class Examples(NamedTuple):
         Returns:
           Images as stored, `[B, H, W, C]`.
         """
-        return take_rows(self.images, positions)
+        return take_rows(self.inputs, positions)
 
     def take_by_owner(self, positions: jax.Array) -> jax.Array:
-        """Return images of several clients, each as its owner sees it.
+        """Return inputs of several clients, each as its owner sees it.
 
         Args:
           positions: positions of the examples, int32 `[B]`.
@@ -77,7 +79,7 @@ class Examples(NamedTuple):
         Returns:
           Images as stored, `[B, H, W, C]`.
         """
-        return take_rows(self.images, positions)
+        return take_rows(self.inputs, positions)
 
     def take_labels(self, positions: jax.Array, client: jax.Array) -> jax.Array:
         """Return labels as a client sees them.
@@ -95,7 +97,7 @@ class Examples(NamedTuple):
 class SkewedExamples(NamedTuple):
     """Examples that clients see through the run's skews; it replaces `Examples`."""
 
-    images: Any
+    inputs: Any
     "Inputs `[N, ...]` as stored, or arrays by name."
     labels: AnyArray
     "`[N]` int32."
@@ -105,7 +107,7 @@ class SkewedExamples(NamedTuple):
     "`[K, C]` int32: label of each class at each client; None: the labels as they are."
 
     def take(self, positions: jax.Array, client: jax.Array) -> jax.Array:
-        """Return images as a client sees them.
+        """Return inputs as a client sees them.
 
         Args:
           positions: positions of the examples, int32 `[B]`.
@@ -115,11 +117,11 @@ class SkewedExamples(NamedTuple):
           Images `[B, H, W, C]`: float32 with values in [0, 1] before noise under feature skews,
           otherwise as stored.
         """
-        images = take_rows(self.images, positions)
-        return images if self.transform is None else self.transform.apply(images, positions, client)
+        inputs = take_rows(self.inputs, positions)
+        return inputs if self.transform is None else self.transform.apply(inputs, positions, client)
 
     def take_by_owner(self, positions: jax.Array) -> jax.Array:
-        """Return images of several clients, each as its owner sees it.
+        """Return inputs of several clients, each as its owner sees it.
 
         Args:
           positions: positions of the examples, int32 `[B]`.
@@ -127,9 +129,9 @@ class SkewedExamples(NamedTuple):
         Returns:
           Images like the result of `take`.
         """
-        images = take_rows(self.images, positions)
+        inputs = take_rows(self.inputs, positions)
         return (
-            images if self.transform is None else self.transform.apply_by_owner(images, positions)
+            inputs if self.transform is None else self.transform.apply_by_owner(inputs, positions)
         )
 
     def take_labels(self, positions: jax.Array, client: jax.Array) -> jax.Array:
@@ -388,9 +390,9 @@ class _Lane(NamedTuple):
         inputs = self.inputs
         facts = jax.tree.map(lambda a: take_row(a, slot), slots)
         client_key = jax.random.fold_in(inputs.key, facts.client_ids)
-        init_images = inputs.examples.take(facts.init_example_ids, facts.client_ids)
+        init_inputs = inputs.examples.take(facts.init_example_ids, facts.client_ids)
         counts = facts.num_samples, facts.num_steps
-        client = ClientInfo(facts.client_ids, *counts, init_images, facts.staleness)
+        client = ClientInfo(facts.client_ids, *counts, init_inputs, facts.staleness)
         return ClientContext(inputs.hp, inputs.message, client, client_key)
 
     def begin(self, slots: _Slots, slot: jax.Array) -> _ActiveClient:
@@ -406,8 +408,8 @@ class _Lane(NamedTuple):
         examples, num_steps = self.inputs.examples, active.num_steps
         context = self.make_context(slots, slot)
         mask = (jnp.arange(indices.shape[0]) < size).astype(jnp.float32)
-        images = examples.take(indices, context.client.id)
-        batch = Batch(images, examples.labels[indices], mask, num_steps)
+        inputs = examples.take(indices, context.client.id)
+        batch = Batch(inputs, examples.labels[indices], mask, num_steps)
         context = context._replace(key=jax.random.fold_in(context.key, num_steps))
         local, loss = self.client_algorithm.step(context, active.local, batch)
         count = size.astype(jnp.float32)

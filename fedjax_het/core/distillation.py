@@ -10,22 +10,24 @@ from fedjax_het.core.client_rows import ClientModels, get_client_row
 from fedjax_het.core.resumable_loops import TEACHERS, WHOLE_LOOPS, LoopRunner
 from fedjax_het.core.task import Task
 from fedjax_het.utils.arrays import pad_rows
+from fedjax_het.utils.former_names import FORMER_INPUT_NAMES, accept_former_arguments
 from fedjax_het.utils.input_kinds import count_rows, map_arrays
 
 Tree = Any
 
-_FORWARD_BATCH_SIZE = 128  # images of a forward pass
+_FORWARD_BATCH_SIZE = 128  # examples of a forward pass
 
 
-def compute_logits(task: Task, variables: Tree, images: Any) -> jax.Array:
+@accept_former_arguments("compute_logits", FORMER_INPUT_NAMES)
+def compute_logits(task: Task, variables: Tree, inputs: Any) -> jax.Array:
     """Compute logits in evaluation mode.
 
-    Cost: one pass, with the activations of 128 images in memory.
+    Cost: one pass, with the activations of 128 examples in memory.
 
     Args:
       task: network and normalization.
       variables: variables of the network.
-      images: stored images, `[n, H, W, C]`.
+      inputs: stored inputs, `[n, ...]`, or arrays by name.
 
     Returns:
       Logits, `[n, num_classes]`.
@@ -40,20 +42,20 @@ def compute_logits(task: Task, variables: Tree, images: Any) -> jax.Array:
       >>> compute_logits(task, variables, jnp.zeros((3, 4, 4, 1), jnp.uint8)).shape
       (3, 10)
     """
-    # Whole batches: mapped image by image (`lax.map` with a batch size), networks with max pooling
-    # took up to twice the time on CPU.
-    num_images = count_rows(images)
-    batch_size = min(_FORWARD_BATCH_SIZE, num_images)
+    # Whole batches: mapped example by example (`lax.map` with a batch size), networks with max
+    # pooling took up to twice the time on CPU.
+    num_examples = count_rows(inputs)
+    batch_size = min(_FORWARD_BATCH_SIZE, num_examples)
 
     def split(array):
-        padded = pad_rows(array, -num_images % batch_size)
+        padded = pad_rows(array, -num_examples % batch_size)
         return padded.reshape(-1, batch_size, *array.shape[1:])
 
     def logits(batch):
         return task.model.apply(variables, task.normalize(batch), train=False)[0]
 
-    batch_logits = jax.lax.map(logits, map_arrays(split, images))
-    return batch_logits.reshape(-1, batch_logits.shape[-1])[:num_images]
+    batch_logits = jax.lax.map(logits, map_arrays(split, inputs))
+    return batch_logits.reshape(-1, batch_logits.shape[-1])[:num_examples]
 
 
 def sum_over_models(

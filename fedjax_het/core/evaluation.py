@@ -1,4 +1,4 @@
-"""Accuracy and loss of a model on labeled images, and of clients' models on their own tests."""
+"""Accuracy and loss of a model on labeled examples, and of clients' models on their own tests."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -20,7 +20,7 @@ from fedjax_het.utils.input_kinds import count_rows, map_arrays
 
 Tree = Any
 
-CPU_BATCH_SIZE = 250  # images of a batch that fits the caches of a CPU
+CPU_BATCH_SIZE = 250  # examples of a batch that fits the caches of a CPU
 # An accelerator waits for the host between batches. A batch therefore fills a fraction of its
 # memory. The estimate counts the bytes that networks hold per pixel at a time (128 channels, four
 # times).
@@ -31,7 +31,7 @@ DEFAULT_MEMORY_BYTES = 2**35  # of a device that does not report its memory
 class EvaluationSet(NamedTuple):
     """Labeled examples in batches, in the blocks of the plan."""
 
-    images: Any
+    inputs: Any
     "Inputs `[D, M, B, ...]`, or `[D, M, B]` int32: positions in examples."
     labels: AnyArray
     "`[D, M, B, ...]`."
@@ -49,7 +49,7 @@ class Evaluation(NamedTuple):
     loss: jax.Array
     "`[]`: mean loss of the task, the cross-entropy in nats of classification."
     domain_accuracy: jax.Array | None
-    "`[G]`: accuracy on each domain's images; None without domains."
+    "`[G]`: accuracy on each domain's examples; None without domains."
     metrics: dict[str, jax.Array]
     "Values of the metrics, by name."
 
@@ -80,50 +80,50 @@ class ClientEvaluation(NamedTuple):
     "`[]` bool: whether all outputs are finite."
 
 
-def compute_test_batches(plan: ExecutionPlan, images: Any) -> tuple[int, int]:
+def compute_test_batches(plan: ExecutionPlan, inputs: Any) -> tuple[int, int]:
     """Compute the batches of a test set.
 
     They depend on the kind of device and on its memory. On an accelerator, sums of losses equal a
-    CPU's up to rounding, and the numbers of images are equal.
+    CPU's up to rounding, and the numbers of examples are equal.
 
     Args:
       plan: the devices.
-      images: inputs `[N, ...]`, or arrays by name.
+      inputs: inputs `[N, ...]`, or arrays by name.
 
     Returns:
       Size of a batch, and number of batches of each block.
     """
-    num_images = count_rows(images)
-    images_per_block = -(-num_images // plan.blocks)
+    num_examples = count_rows(inputs)
+    examples_per_block = -(-num_examples // plan.blocks)
     batch_size = CPU_BATCH_SIZE
     if plan.platform != "cpu":
         memory_bytes = memory_limit_bytes(plan.devices) or DEFAULT_MEMORY_BYTES
-        arrays = images.values() if isinstance(images, Mapping) else (images,)
+        arrays = inputs.values() if isinstance(inputs, Mapping) else (inputs,)
         num_pixels = sum(np.prod(array.shape[1:-1]) for array in arrays)  # 1 for features
-        bytes_per_image = plan.num_parallel * BYTES_PER_PIXEL * num_pixels
-        fitting = int(MEMORY_FRACTION * memory_bytes / bytes_per_image)
+        bytes_per_example = plan.num_parallel * BYTES_PER_PIXEL * num_pixels
+        fitting = int(MEMORY_FRACTION * memory_bytes / bytes_per_example)
         batch_size = max(CPU_BATCH_SIZE, min(MAX_BATCH_SIZE, fitting))
-        batch_size = -(-images_per_block // -(-images_per_block // batch_size))  # all equal
-    batch_size = min(batch_size, images_per_block)
-    return batch_size, -(-num_images // (plan.blocks * batch_size))
+        batch_size = -(-examples_per_block // -(-examples_per_block // batch_size))  # all equal
+    batch_size = min(batch_size, examples_per_block)
+    return batch_size, -(-num_examples // (plan.blocks * batch_size))
 
 
 def place_evaluation_set(
-    plan: ExecutionPlan, images: Any, labels: np.ndarray, domains: np.ndarray | None = None
+    plan: ExecutionPlan, inputs: Any, labels: np.ndarray, domains: np.ndarray | None = None
 ) -> EvaluationSet:
     """Place a test set on the plan's devices: a block on each, or all blocks on all.
 
     Args:
       plan: the devices.
-      images: `[N, H, W, C]`.
+      inputs: inputs `[N, ...]`, or arrays by name.
       labels: `[N]`.
       domains: `[N]`, or None.
 
     Returns:
       The test set.
     """
-    batch_size, num_batches = compute_test_batches(plan, images)
-    evaluation_set = _make_set((plan.blocks, num_batches, batch_size), images, labels, domains)
+    batch_size, num_batches = compute_test_batches(plan, inputs)
+    evaluation_set = _make_set((plan.blocks, num_batches, batch_size), inputs, labels, domains)
     return plan.put(evaluation_set, PER_BLOCK)
 
 
@@ -135,7 +135,7 @@ def make_validation_set(
     num_batches: int,
     batch_size: int,
 ) -> EvaluationSet:
-    """Make a set of training examples to evaluate, with their positions in place of images.
+    """Make a set of training examples to evaluate, with their positions in place of inputs.
 
     Args:
       plan: the devices.
@@ -154,7 +154,7 @@ def make_validation_set(
 
 def _make_set(
     shape: tuple[int, ...],
-    images: Any,
+    inputs: Any,
     labels: np.ndarray,
     domains: np.ndarray | None = None,
 ) -> EvaluationSet:
@@ -165,7 +165,7 @@ def _make_set(
         return np.concatenate([array, rest]).reshape(*shape, *array.shape[1:])
 
     return EvaluationSet(
-        map_arrays(split, images),
+        map_arrays(split, inputs),
         split(labels),
         split(np.ones(len(labels), bool)),
         None if domains is None else split(domains).astype(np.int32),
@@ -191,12 +191,12 @@ def evaluate(
       variables: variables of the model.
       data: the test set.
       num_batches: batches of each block to evaluate, the first ones; may be traced; default: all.
-      examples: the examples of which `data` has positions in place of images.
+      examples: the examples of which `data` has positions in place of inputs.
       num_domains: number of domains of the data set, G; static.
       metrics: further metrics of examples.
 
     Returns:
-      The measurements. A domain without an image in these batches has NaN, and so has every
+      The measurements. A domain without an example in these batches has NaN, and so has every
       measurement with an output that is not finite.
     """
     assert bool(num_domains) == (data.domains is not None)
@@ -206,15 +206,15 @@ def evaluate(
     num_sums, unravel_sums = _make_unraveler(metrics, outputs, labels, num_domains)
 
     def evaluate_block(variables, num_batches, examples, data):
-        images, labels, real, domains = data
+        inputs, labels, real, domains = data
 
         def add_batch(i, sums):
             batch_labels, is_real = take_row(labels, i), take_row(real, i)
-            batch_images = jax.tree.map(lambda array: take_row(array, i), images)
+            batch_inputs = jax.tree.map(lambda array: take_row(array, i), inputs)
             if examples is not None:
-                batch_images = examples.take_by_owner(batch_images)
-            inputs = task.normalize(batch_images)
-            outputs, _ = task.model.apply(variables, inputs, train=False)
+                batch_inputs = examples.take_by_owner(batch_inputs)
+            normalized = task.normalize(batch_inputs)
+            outputs, _ = task.model.apply(variables, normalized, train=False)
             weights = jnp.where(is_real, task.kind.count_targets(batch_labels), 0)
             losses = task.kind.compute_losses(outputs, batch_labels)
             scores = task.kind.compute_scores(outputs, batch_labels)
@@ -233,8 +233,8 @@ def evaluate(
         return jax.lax.fori_loop(0, num_batches, add_batch, jnp.zeros(num_sums, jnp.float32))
 
     num_batches = data.labels.shape[1] if num_batches is None else num_batches
-    inputs = (variables, num_batches, examples)
-    sums = unravel_sums(plan.sum_over_blocks(evaluate_block, inputs, data))
+    arguments = (variables, num_batches, examples)
+    sums = unravel_sums(plan.sum_over_blocks(evaluate_block, arguments, data))
     score, loss, weight = sums["total"]
     domain_accuracy = sums["domains"][0] / sums["domains"][1] if num_domains else None
     values: dict[str, jax.Array] = {}
@@ -291,7 +291,7 @@ def compute_client_tests_shape(plan: ExecutionPlan, tests: Partition) -> ClientT
 
     Args:
       plan: blocks and lanes.
-      tests: test images of each client.
+      tests: test examples of each client.
 
     Returns:
       The sizes that `make_client_tests` takes.
@@ -309,7 +309,7 @@ def make_client_tests(
 
     Args:
       plan: blocks and lanes.
-      tests: test images of each client.
+      tests: test examples of each client.
       shape: sizes to which they are padded.
 
     Returns:
@@ -366,8 +366,8 @@ def evaluate_clients(
 
         def add_batch(m, sums):
             positions = take_row(indices, m)
-            images = task.normalize(examples.take(positions, client))
-            outputs, _ = task.model.apply(variables, images, train=False)
+            normalized = task.normalize(examples.take(positions, client))
+            outputs, _ = task.model.apply(variables, normalized, train=False)
             is_real = positions >= 0
             labels = examples.take_labels(positions, client)
             weights = jnp.where(is_real, task.kind.count_targets(labels), 0)
@@ -391,7 +391,7 @@ def evaluate_clients(
 
         return jax.lax.fori_loop(0, num_groups, add_group, jnp.zeros((num_clients, 2), jnp.float32))
 
-    inputs = (models.arrays, examples, num_groups)
-    sums = plan.sum_over_blocks(evaluate_block, inputs, (tests.clients, tests.indices))
+    arguments = (models.arrays, examples, num_groups)
+    sums = plan.sum_over_blocks(evaluate_block, arguments, (tests.clients, tests.indices))
     accuracy = jnp.where(sums[:, 1] > 0, sums[:, 0] / jnp.maximum(sums[:, 1], 1), jnp.nan)
     return ClientEvaluation(accuracy, jnp.isfinite(sums).all())

@@ -41,7 +41,7 @@ class ChunkInputs(NamedTuple):
     test_examples: ClientExamples | None = None
     "The examples that `client_tests` indexes."
     validation_set: EvaluationSet | None = None
-    "All validation examples: positions in `examples` in place of images; None without them."
+    "All validation examples: positions in `examples` in place of inputs; None without them."
     client_validation: ClientTests | None = None
     "Validation examples of each client, positions in `examples`; None if clients have no tests."
     server_examples: Examples | None = None

@@ -95,10 +95,10 @@ def with_skewed_examples(inputs: ChunkInputs) -> ChunkInputs:
     skew, examples, tests = inputs.skew, inputs.examples, inputs.test_examples
     if skew is None:
         return inputs
-    examples = SkewedExamples(examples.images, skew.train_labels, skew.transform)
+    examples = SkewedExamples(examples.inputs, skew.train_labels, skew.transform)
     if tests is not None:
-        images, labels = tests.images, tests.labels
-        tests = SkewedExamples(images, labels, skew.test_transform, skew.test_label_maps)
+        arguments = (skew.test_transform, skew.test_label_maps)
+        tests = SkewedExamples(tests.inputs, tests.labels, *arguments)
     return inputs._replace(examples=examples, test_examples=tests, skew=None)
 
 

@@ -201,7 +201,7 @@ def train_on_examples(
     Args:
       training: loss, optimizer and devices.
       variables: `{"params": tree, ...}` at the start.
-      examples: `[n, ...]` images and labels as the loss reads them: stored or normalized, classes
+      examples: `[n, ...]` inputs and labels as the loss reads them: stored or normalized, classes
         or probabilities.
       batches: order and size of the batches.
       epochs: the epochs.
@@ -223,8 +223,8 @@ def train_on_examples(
 
         def run_step(step, train_state):
             index, mask = batches.take_batch(order, step - first)
-            images = take_rows(examples.images, index)
-            batch = Batch(images, examples.labels[index], mask, step)
+            inputs = take_rows(examples.inputs, index)
+            batch = Batch(inputs, examples.labels[index], mask, step)
             return training.step(train_state, batch)
 
         return jax.lax.fori_loop(begin, end, run_step, train_state)
@@ -274,8 +274,8 @@ def shard_loss_and_gradient(
             return loss_and_gradient(variables, batch, key)
 
         batch_axis = server_parallelism.batch_axis
-        images, labels, mask = take_local_rows((batch.images, batch.labels, batch.mask), batch_axis)
-        device_batch = Batch(images, labels, mask, batch.step_index, batch_axis)
+        inputs, labels, mask = take_local_rows((batch.inputs, batch.labels, batch.mask), batch_axis)
+        device_batch = Batch(inputs, labels, mask, batch.step_index, batch_axis)
         # Each device's new state is computed from the whole batch.
         loss, gradient, variables = loss_and_gradient(variables, device_batch, key)
         weight = jnp.maximum(device_batch.mask.sum(), 1) / jnp.maximum(batch.mask.sum(), 1)

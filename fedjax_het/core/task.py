@@ -14,18 +14,18 @@ from fedjax_het.tasks.classification import compute_cross_entropies
 from fedjax_het.utils.input_kinds import count_rows, map_arrays
 
 
-def per_sample_cross_entropy(network: Callable, images: jax.Array, labels: jax.Array):
+def per_sample_cross_entropy(network: Callable, inputs: jax.Array, labels: jax.Array):
     """Compute each sample's cross-entropy in nats, see `Task.loss_and_gradient`.
 
     Args:
-      network: `network(images) -> (logits, state)`.
-      images: normalized images, `[B, H, W, C]`.
+      network: `network(inputs) -> (logits, state)`.
+      inputs: normalized inputs, `[B, ...]`.
       labels: classes, int32 `[B]`, or probabilities, float32 `[B, C]`.
 
     Returns:
       Losses, float32 `[B]`, and the network's state.
     """
-    logits, state = network(images)
+    logits, state = network(inputs)
     return compute_cross_entropies(logits, labels), state
 
 
@@ -63,41 +63,41 @@ class Task(NamedTuple):
     label_dtype: str = "int32"
     "Type of the labels."
 
-    def normalize(self, images: Any) -> Any:
+    def normalize(self, inputs: Any) -> Any:
         """Return float32 network inputs (x - mean) / std of stored inputs, and tokens unchanged.
 
         Images of type uint8 are divided by 255. One multiply and one add per value fuse with the
-        gather of the images. Inputs of several arrays are a dictionary.
+        gather of the inputs. Inputs of several arrays are a dictionary.
         """
-        return map_arrays(_normalize, images, self.mean, self.std)
+        return map_arrays(_normalize, inputs, self.mean, self.std)
 
-    def quantize(self, images: jax.Array, bits: int) -> jax.Array:
+    def quantize(self, inputs: jax.Array, bits: int) -> jax.Array:
         """Round network inputs to 2**bits levels of the pixel range [0, 1], and clip them to it.
 
         Args:
-          images: normalized images, float32 `[..., H, W, C]`.
-          bits: bits of each value, at most 16. With 8 bits, images that were uint8 do not change.
+          inputs: normalized inputs of values in [0, 1], float32 `[..., C]`.
+          bits: bits of each value, at most 16. With 8 bits, inputs that were uint8 do not change.
 
         Returns:
-          Normalized images of the levels, float32.
+          Normalized inputs of the levels, float32.
         """
         mean, std = (np.asarray(values, np.float32) for values in (self.mean, self.std))
         max_level = 2**bits - 1
-        levels = jnp.round(jnp.clip(images * std + mean, 0, 1) * max_level)
+        levels = jnp.round(jnp.clip(inputs * std + mean, 0, 1) * max_level)
         return self.normalize(levels / max_level)
 
-    def compute_sample_losses(self, network: Callable, images: jax.Array, labels: jax.Array):
+    def compute_sample_losses(self, network: Callable, inputs: jax.Array, labels: jax.Array):
         """Compute the loss of each sample by the task's kind.
 
         Args:
-          network: `network(images) -> (outputs, state)`.
-          images: normalized inputs, `[B, ...]`.
+          network: `network(inputs) -> (outputs, state)`.
+          inputs: normalized inputs, `[B, ...]`.
           labels: labels as stored, `[B, ...]`.
 
         Returns:
           Losses, float32 `[B]`, and the network's state.
         """
-        outputs, state = network(images)
+        outputs, state = network(inputs)
         return self.kind.compute_losses(outputs, labels), state
 
     def loss_and_gradient(
@@ -118,10 +118,10 @@ class Task(NamedTuple):
           batch: the minibatch; labels are classes, or probabilities `[B, C]` of them.
           key: PRNG key of dropout.
           train: False for the network as it is evaluated.
-          sample_losses: `sample_losses(network, images, labels, *extra) -> (losses [B], state)`,
-            where `network(images) -> (logits, state)` and the images are normalized. It may receive
+          sample_losses: `sample_losses(network, inputs, labels, *extra) -> (losses [B], state)`,
+            where `network(inputs) -> (logits, state)` and the inputs are normalized. It may receive
             a part of the batch. `network` masks the samples that fill up the batch in batch norm;
-            for images of another number of samples, pass it `sample_mask`. Default: the losses of
+            for inputs of another number of samples, pass it `sample_mask`. Default: the losses of
             the task's kind.
           extra_sample_arrays: further arguments of `sample_losses`, arrays with one entry per
             sample.
@@ -140,21 +140,21 @@ class Task(NamedTuple):
             assert batch_axis is None, "regularizers are terms of clients, whose batches are whole"
 
         def loss_sum(params, samples):
-            images, labels, mask, extra = samples
+            inputs, labels, mask, extra = samples
 
-            def network(images, sample_mask=mask):
-                sample_mask = sample_mask if len(sample_mask) == count_rows(images) else None
+            def network(inputs, sample_mask=mask):
+                sample_mask = sample_mask if len(sample_mask) == count_rows(inputs) else None
                 arguments = self.model.make_batch_arguments(sample_mask, batch_axis)
                 arguments |= {"train": train, "key": key}
                 network_variables = {**variables, "params": params}
                 if regularizer is None:
-                    return self.model.apply(network_variables, images, **arguments)
+                    return self.model.apply(network_variables, inputs, **arguments)
                 assert self.model.embed is not None
-                features, logits, state = self.model.embed(network_variables, images, **arguments)
+                features, logits, state = self.model.embed(network_variables, inputs, **arguments)
                 # The state reaches the result from inside transformations, and so do features.
                 return logits, (state, features)
 
-            losses, state = sample_losses(network, self.normalize(images), labels, *extra)
+            losses, state = sample_losses(network, self.normalize(inputs), labels, *extra)
             total = (losses * mask).sum()
             if regularizer is None:
                 return total, state
@@ -162,7 +162,7 @@ class Task(NamedTuple):
             return total + jnp.maximum(mask.sum(), 1) * regularizer(features, mask), state
 
         value_and_grad = micro_batched_value_and_grad(loss_sum, micro_batch, has_aux=True)
-        samples = batch.images, batch.labels, batch.mask, extra_sample_arrays
+        samples = batch.inputs, batch.labels, batch.mask, extra_sample_arrays
         (loss_total, state), gradient = value_and_grad(variables["params"], samples)
         num_samples = jnp.maximum(batch.mask.sum(), 1)
         gradient = jax.tree.map(lambda g: g / num_samples, gradient)

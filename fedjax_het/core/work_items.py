@@ -247,11 +247,11 @@ class CondensationWork(NamedTuple):
     ipc: int
     "Images per class."
     steps: int
-    "Steps of condensation, each with a batch of real images of the class."
+    "Steps of condensation, each with a batch of real examples of the class."
     threshold: int
     "Classes of which a client holds fewer examples are dropped."
     init_examples_per_image: int = 0
-    "Real examples from which a synthetic image starts; 0 for none."
+    "Real examples from which a synthetic example starts; 0 for none."
     repeats_examples: bool = False
     """Whether repeated examples fill up a batch of a class with fewer examples than its size, as in
     FedDM's public code. Otherwise the batch is the whole class."""
@@ -335,7 +335,8 @@ class ClientClassWork:
           work_ids: the work items.
 
         Returns:
-          Indices `[n, I]` int32: for each image different examples, as far as there are.
+          Indices `[n, I]` int32: for each synthetic example different examples, as far as there
+          are.
         """
         rows = np.zeros((len(work_ids), self.num_init_examples), np.int32)
         for row, work_id in zip(rows, work_ids.tolist(), strict=True):
@@ -353,8 +354,8 @@ class ClientClassWork:
                 by_class[label, :, 0] = np.concatenate(orders)[:ipc]
             elif num_per_image:
                 is_repeated = len(examples) < num_per_image
-                for image in by_class[label]:
-                    image[...] = rng.choice(examples, num_per_image, replace=is_repeated)
+                for row in by_class[label]:
+                    row[...] = rng.choice(examples, num_per_image, replace=is_repeated)
         if self._condensation.is_per_client:
             return by_class.reshape(-1)
         return by_class[work_id % self._num_classes].reshape(-1)

@@ -40,7 +40,8 @@ def make_client_tests(
 
     The rule depends on the partition and on `per_client`:
 
-    * Clients that are domains are tested on all test images of their domain (`make_domain_tests`).
+    * Clients that are domains are tested on all test examples of their domain
+      (`make_domain_tests`).
     * Clients that are users are tested on all test examples of their user (`make_user_tests`), if
       the data set has users of test examples and `per_client` is None.
     * With `per_client="all"`, every client is tested on the whole test split (`make_full_tests`).
@@ -67,17 +68,17 @@ def make_client_tests(
       >>> import numpy as np
       >>> from fedjax_het import dataset_from_arrays, make_partition
       >>> from fedjax_het.data import make_client_tests
-      >>> images, labels = np.zeros((60, 4, 4, 1), np.uint8), np.arange(60) % 3
-      >>> dataset = dataset_from_arrays(images, labels, images, labels)
+      >>> inputs, labels = np.zeros((60, 4, 4, 1), np.uint8), np.arange(60) % 3
+      >>> dataset = dataset_from_arrays(inputs, labels, inputs, labels)
       >>> partition = make_partition("iid", labels, 3, num_clients=4, seed=0)
       >>> make_client_tests(partition, dataset, seed=0, per_client=6).sizes
       array([6, 6, 6, 6])
     """
     if has_domain_clients(partition):
         if dataset.test_domains is None:
-            expected = "a data set whose images have domains"
+            expected = "a data set whose examples have domains"
             raise make_value_error("dataset", dataset.name, expected)
-        expected = "None: a client that is a domain is tested on all test images of the domain"
+        expected = "None: a client that is a domain is tested on all test examples of the domain"
         require(per_client is None, "per_client", per_client, expected)
         return make_domain_tests(partition, dataset.test_domains)
     scheme = PARTITIONS.get(partition.scheme)
@@ -181,8 +182,8 @@ def draw_local_tests(
     if (num_requested > class_counts).any():
         scarcest_class = int(np.argmax(num_requested / np.maximum(class_counts, 1)))
         _log.warning(
-            "clients' tests share images: %d images are drawn from %d test images; an image of class "
-            "%d is in the tests of up to %d clients",
+            "clients' tests share examples: %d examples are drawn from %d test examples; an example "
+            "of class %d is in the tests of up to %d clients",
             num_requested.sum(),
             len(test_labels),
             scarcest_class,
@@ -201,17 +202,17 @@ def draw_local_tests(
 
 @validate_arguments
 def make_domain_tests(partition: Partition, test_domains: np.ndarray) -> Partition:
-    """Test each client on all test images of its own domain, for partitions by domain.
+    """Test each client on all test examples of its own domain, for partitions by domain.
 
     Args:
       partition: the training examples of each of the K clients; client k holds domain k.
-      test_domains: domain of each image of the test split, integers `[N_test]`.
+      test_domains: domain of each example of the test split, integers `[N_test]`.
 
     Returns:
       A `Partition` of K clients with positions in the *test* split.
 
     Raises:
-      ConfigError: if a domain has no test images.
+      ConfigError: if a domain has no test examples.
 
     Example:
       >>> import numpy as np
@@ -226,8 +227,8 @@ def make_domain_tests(partition: Partition, test_domains: np.ndarray) -> Partiti
     """
     test_domains = to_array("test_domains", test_domains, "integers [N], a domain for each example")
     clients = [np.flatnonzero(test_domains == k) for k in range(partition.num_clients)]
-    for domain, images in enumerate(clients):
-        require(len(images) > 0, "test images of domain", domain, "at least one")
+    for domain, examples in enumerate(clients):
+        require(len(examples) > 0, "test examples of domain", domain, "at least one")
     return partition_from_clients(
         clients,
         scheme="domain_tests",
@@ -484,8 +485,8 @@ def _choose_default_tests(
     if is_changed.any() or num_small:
         omitted = np.flatnonzero(((mixtures > 0) & (reduced == 0))[has_examples].any(0))
         _log.warning(
-            "clients' tests have %d images; the tests of %d clients leave out classes with too few "
-            "test images (number of images by class: %s); %d clients have smaller tests (%s)",
+            "clients' tests have %d examples; the tests of %d clients leave out classes with too few "
+            "test examples (number of examples by class: %s); %d clients have smaller tests (%s)",
             size,
             is_changed.sum(),
             {int(label): int(class_counts[label]) for label in omitted},
@@ -493,7 +494,7 @@ def _choose_default_tests(
             reason,
         )
     elif size < _FEW_TESTS:
-        _log.warning("clients' tests have %d images each: %s", size, reason)
+        _log.warning("clients' tests have %d examples each: %s", size, reason)
     return reduced, sizes
 
 

@@ -12,6 +12,7 @@ from fedjax_het.data.validation import NumClasses, Seed
 from fedjax_het.utils.array_validation import to_array
 from fedjax_het.utils.config import PositiveInt, validate_arguments
 from fedjax_het.utils.errors import require
+from fedjax_het.utils.former_names import FORMER_INPUT_NAMES, accept_former_arguments
 
 # Averages use a separate random stream, so the blocks do not depend on other draws.
 _AVERAGES_STREAM = 0xA7E5
@@ -46,9 +47,10 @@ class MeanBlocks(NamedTuple):
         return -(-sizes // np.maximum(sizes if self.size is None else self.size, 1))
 
 
+@accept_former_arguments("average_examples", FORMER_INPUT_NAMES)
 @validate_arguments
 def average_examples(
-    images: np.ndarray,
+    inputs: np.ndarray,
     labels: np.ndarray,
     num_classes: NumClasses,
     partition: Partition,
@@ -61,7 +63,7 @@ def average_examples(
     is affine, so it may follow the mean. Cost: one pass over the clients' examples.
 
     Args:
-      images: training inputs `[N, ...]`, uint8 images or floats.
+      inputs: training inputs `[N, ...]`, uint8 images or floats.
       labels: training labels, integers `[N]` in [0, num_classes).
       num_classes: number of classes.
       partition: the training examples of each client.
@@ -69,20 +71,20 @@ def average_examples(
       seed: seed of the shuffles, >= 0.
 
     Returns:
-      `(means, class_proportions)` of the M blocks, ordered by client: mean images, float32
-      `[M, H, W, C]`, divided by 255 if `images` are uint8; and class proportions, float32
+      `(means, class_proportions)` of the M blocks, ordered by client: mean inputs, float32
+      `[M, ...]`, divided by 255 if `inputs` are uint8; and class proportions, float32
       `[M, num_classes]`.
 
     Raises:
-      ConfigError: if images, labels and partition do not belong together.
+      ConfigError: if inputs, labels and partition do not belong together.
 
     Example:
       >>> import numpy as np
       >>> from fedjax_het.data import MeanBlocks, average_examples, partition_from_clients
-      >>> images = np.full((6, 2, 2, 1), 255, np.uint8)
+      >>> inputs = np.full((6, 2, 2, 1), 255, np.uint8)
       >>> partition = partition_from_clients([[0, 1, 2, 3], [4, 5]])
       >>> means, proportions = average_examples(
-      ...     images, np.array([0, 0, 0, 0, 1, 0]), 2, partition, MeanBlocks(2), seed=0
+      ...     inputs, np.array([0, 0, 0, 0, 1, 0]), 2, partition, MeanBlocks(2), seed=0
       ... )
       >>> means.shape, float(means.max())
       ((3, 2, 2, 1), 1.0)
@@ -91,19 +93,19 @@ def average_examples(
              [1. , 0. ],
              [0.5, 0.5]], dtype=float32)
     """
-    images = to_array("images", images, "an array [N, ...]")
+    inputs = to_array("inputs", inputs, "an array [N, ...]")
     partition.label_counts(labels, num_classes)  # checks that they belong together
     labels = np.asarray(labels)
-    is_valid = images.ndim > 1 and len(images) == len(labels) and images.dtype.kind in "iuf"
-    expected = f"[{len(labels)}, H, W, C], an image for each label"
-    require(is_valid, "shape of images", images.shape, expected)
-    scale = 255.0 if images.dtype == np.uint8 else 1.0
+    is_valid = inputs.ndim > 1 and len(inputs) == len(labels) and inputs.dtype.kind in "iuf"
+    expected = f"[{len(labels)}, ...], an input for each label"
+    require(is_valid, "shape of inputs", inputs.shape, expected)
+    scale = 255.0 if inputs.dtype == np.uint8 else 1.0
     means, class_proportions = [], []
     for client in map(int, np.flatnonzero(partition.sizes)):
         client_indices = partition.client_indices(client)
         size = blocks.size or len(client_indices)
         order = np.random.default_rng([_AVERAGES_STREAM, seed, client]).permutation(client_indices)
         for block in np.split(order, range(size, len(client_indices), size)):
-            means.append(images[block].mean(0, dtype=np.float64) / scale)
+            means.append(inputs[block].mean(0, dtype=np.float64) / scale)
             class_proportions.append(np.bincount(labels[block], minlength=num_classes) / len(block))
     return np.asarray(means, np.float32), np.asarray(class_proportions, np.float32)

@@ -52,7 +52,7 @@ NORMALIZATIONS = {
     "fsl": "equals 'unit', since the paper states no constants",
     "pfllib": "images scaled to [-1, 1], as in PFLlib",
     "unit": "images scaled to [0, 1] without further normalization",
-    "dataset": "mean and standard deviation of the training images",
+    "dataset": "mean and standard deviation of the training inputs",
 }
 """Normalization presets by name, with their descriptions.
 
@@ -72,7 +72,7 @@ def get_normalization_constants(
       dataset: name of the data set.
       preset: one of `NORMALIZATIONS`. None: DynaFed's constants where it has them, the statistics
         of the training set elsewhere.
-      train_inputs: training images `[N, H, W, C]`, or other inputs.
+      train_inputs: training inputs, such as images `[N, H, W, C]`.
 
     Returns:
       `(mean, std)` of each channel, for images scaled to [0, 1]; for inputs of several arrays by

@@ -340,7 +340,7 @@ def make_partition(
       num_classes: number of classes.
       num_clients: number of clients, K <= N.
       seed: seed of the draw, >= 0.
-      domains: domain of each training image, integers `[N]`, for schemes that use domains.
+      domains: domain of each training example, integers `[N]`, for schemes that use domains.
       domain_names: name of each domain, see `Dataset`.
       class_names: name of each class, see `Dataset`.
       users: user of each training example, integers or texts `[N]`, for the scheme `natural`.

@@ -66,7 +66,7 @@ class PartitionScheme(NamedTuple):
         proportions from which the clients draw. It is set if they are known more exactly than from
         the drawn examples.
       clients_are_domains: whether client k holds only examples of domain k of the data set. It then
-        has the domain's name and is tested on the domain's test images.
+        has the domain's name and is tested on the domain's test examples.
       clients_are_users: whether each client holds only examples of one user of the data set. It
         then has the user's name and is tested on the user's test examples.
       needs_classes: whether the scheme divides classes; otherwise it works for every task.
@@ -351,7 +351,7 @@ def by_domain(rng, labels, num_classes, num_clients, *, domains, domain_names):
       ConfigError: if the data set has no domains, if the numbers of clients and domains differ, or
         if a domain has no training examples.
     """
-    require(domains is not None, "partition", "by_domain", "a data set whose images have domains")
+    require(domains is not None, "partition", "by_domain", "a data set whose examples have domains")
     domains = validate_labels("domains", domains, "labels", labels, "domain")
     count = max(len(domain_names), int(domains.max()) + 1)
     require(num_clients == count, "num_clients", num_clients, f"{count}, one for each domain")

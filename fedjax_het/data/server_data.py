@@ -1,6 +1,6 @@
 """Server examples: FSL's D_0 (arXiv 2210.02614), taken from one of several sources.
 
-D_0 is a list of positions in the training images followed by the images of the source, its pool.
+D_0 is a list of positions in the training examples followed by the source's own, its pool.
 The pool is equal for all seeds; the training examples of the server are drawn with the seed. Some
 sources withhold their examples from the clients: `draw_withheld_examples` draws these before the
 remaining examples are divided among the clients.
@@ -49,8 +49,8 @@ class ServerSummary:
       >>> import numpy as np
       >>> from fedjax_het import dataset_from_arrays, make_partition
       >>> from fedjax_het.data import make_server_data
-      >>> images, labels = np.zeros((60, 4, 4, 1), np.uint8), np.arange(60) % 3
-      >>> dataset = dataset_from_arrays(images, labels, images, labels)
+      >>> inputs, labels = np.zeros((60, 4, 4, 1), np.uint8), np.arange(60) % 3
+      >>> dataset = dataset_from_arrays(inputs, labels, inputs, labels)
       >>> partition = make_partition("iid", labels, 3, num_clients=4, seed=0)
       >>> server = make_server_data("iid", dataset, partition, 0, {"size": 6})
       >>> print(server.summarize(dataset, partition, None))
@@ -88,14 +88,14 @@ class ServerData:
       source: name of the source, one of `SERVER_SOURCES`.
       options: all options of the source including defaults, values that JSON can store.
       seed: seed of the draw.
-      indices: int32 `[n_0]`, ascending: positions in the training images followed by the pool.
+      indices: int32 `[n_0]`, ascending: positions in the training examples followed by the pool.
 
     Example:
       >>> import numpy as np
       >>> from fedjax_het import dataset_from_arrays, make_partition
       >>> from fedjax_het.data import make_server_data
-      >>> images, labels = np.zeros((60, 4, 4, 1), np.uint8), np.arange(60) % 3
-      >>> dataset = dataset_from_arrays(images, labels, images, labels)
+      >>> inputs, labels = np.zeros((60, 4, 4, 1), np.uint8), np.arange(60) % 3
+      >>> dataset = dataset_from_arrays(inputs, labels, inputs, labels)
       >>> partition = make_partition("iid", labels, 3, num_clients=4, seed=0)
       >>> server = make_server_data("iid", dataset, partition, 0, {"size": 6})
       >>> server_inputs, server_labels = server.get_examples(dataset, None)
@@ -109,19 +109,19 @@ class ServerData:
     indices: np.ndarray
 
     def get_examples(self, dataset: Dataset, pool: LabeledImages | None) -> LabeledImages:
-        """Return the images and labels of D_0.
+        """Return the inputs and labels of D_0.
 
         Args:
           dataset: the data set.
-          pool: images and labels of the source, see `make_server_pool`, or None.
+          pool: inputs and labels of the source, see `make_server_pool`, or None.
 
         Returns:
-          `(images, labels)`: `[n_0, H, W, C]` and int32 `[n_0]`.
+          `(inputs, labels)`: `[n_0, ...]` and int32 `[n_0]`.
         """
         if pool is not None:
             return pool
-        images = take_rows(dataset.train_inputs, self.indices)
-        return images, dataset.train_labels[self.indices]
+        inputs = take_rows(dataset.train_inputs, self.indices)
+        return inputs, dataset.train_labels[self.indices]
 
     def summarize(
         self, dataset: Dataset, partition: Partition, pool: LabeledImages | None
@@ -131,7 +131,7 @@ class ServerData:
         Args:
           dataset: the data set.
           partition: the training examples of each client.
-          pool: images and labels of the source, see `make_server_pool`, or None.
+          pool: inputs and labels of the source, see `make_server_pool`, or None.
 
         Returns:
           The statistics; `str` of them is one line.
@@ -212,19 +212,19 @@ def make_server_pool(
     data_dir: str | os.PathLike | None = None,
     cache_dir: str | os.PathLike | None = None,
 ) -> LabeledImages | None:
-    """Load or draw the images that a source brings in addition to the training images.
+    """Load or draw the examples that a source brings in addition to the training examples.
 
     The pool is equal for all seeds.
 
     Args:
       source: one of `SERVER_SOURCES`.
-      dataset: the data set; images of the pool have the shape and dtype of its training images.
+      dataset: the data set; inputs of the pool have the shape and dtype of its training inputs.
       options: options of the source by name.
       data_dir: folder of source data for STL-10, see `load_dataset`.
       cache_dir: folder of decoded data sets for STL-10, see `load_dataset`.
 
     Returns:
-      `(images, labels)`: read-only arrays `[M, H, W, C]` and int32 `[M]`; None if the source uses
+      `(inputs, labels)`: read-only arrays `[M, ...]` and int32 `[M]`; None if the source uses
       training examples.
 
     Raises:
@@ -234,8 +234,8 @@ def make_server_pool(
       >>> import numpy as np
       >>> from fedjax_het import dataset_from_arrays
       >>> from fedjax_het.data import make_server_pool
-      >>> images, labels = np.zeros((4, 28, 28, 1), np.uint8), np.arange(4) % 2
-      >>> dataset = dataset_from_arrays(images, labels, images, labels, class_names="AB")
+      >>> inputs, labels = np.zeros((4, 28, 28, 1), np.uint8), np.arange(4) % 2
+      >>> dataset = dataset_from_arrays(inputs, labels, inputs, labels, class_names="AB")
       >>> glyphs, glyph_labels = make_server_pool("glyphs", dataset, {"rotations": [0]})
       >>> glyphs.shape, glyph_labels
       ((6, 28, 28, 1), array([0, 0, 0, 1, 1, 1], dtype=int32))
@@ -248,15 +248,15 @@ def make_server_pool(
     pool = call_with_supported(make_pool, available_arguments, **options)
     if not (isinstance(pool, tuple) and len(pool) == 2):
         description = f"pool of server_data {source!r}"
-        raise make_value_error(description, pool, "(images, labels)")
-    images, labels = validate_server_examples(
+        raise make_value_error(description, pool, "(inputs, labels)")
+    inputs, labels = validate_server_examples(
         *(*pool, dataset.train_inputs, dataset.num_classes),
         validator=InputValidator(dataset.num_tokens),
         task_kind=TASKS[dataset.task].make,
     )
-    for array in (images, labels):
+    for array in (inputs, labels):
         array.setflags(write=False)
-    return images, labels
+    return inputs, labels
 
 
 @validate_arguments
@@ -284,8 +284,8 @@ def draw_withheld_examples(
       >>> import numpy as np
       >>> from fedjax_het import dataset_from_arrays
       >>> from fedjax_het.data import draw_withheld_examples
-      >>> images, labels = np.zeros((60, 4, 4, 1), np.uint8), np.arange(60) % 3
-      >>> dataset = dataset_from_arrays(images, labels, images, labels)
+      >>> inputs, labels = np.zeros((60, 4, 4, 1), np.uint8), np.arange(60) % 3
+      >>> dataset = dataset_from_arrays(inputs, labels, inputs, labels)
       >>> len(draw_withheld_examples("held_out", dataset, 0, {"size": 5}))
       5
     """
@@ -326,7 +326,7 @@ def make_server_data(
       partition: the training examples of each client.
       seed: seed of the draw, >= 0.
       options: options of the source by name.
-      pool: images and labels of the source, see `make_server_pool`; None for a source that draws
+      pool: inputs and labels of the source, see `make_server_pool`; None for a source that draws
         training examples.
 
     Returns:
@@ -340,8 +340,8 @@ def make_server_data(
       >>> import numpy as np
       >>> from fedjax_het import dataset_from_arrays, make_partition
       >>> from fedjax_het.data import make_server_data
-      >>> images, labels = np.zeros((60, 4, 4, 1), np.uint8), np.arange(60) % 3
-      >>> dataset = dataset_from_arrays(images, labels, images, labels)
+      >>> inputs, labels = np.zeros((60, 4, 4, 1), np.uint8), np.arange(60) % 3
+      >>> dataset = dataset_from_arrays(inputs, labels, inputs, labels)
       >>> partition = make_partition("iid", labels, 3, num_clients=4, seed=0)
       >>> options = {"clients": 2, "per_client": 5}
       >>> make_server_data("clients", dataset, partition, 0, options).indices.shape

@@ -20,7 +20,7 @@ from fedjax_het.utils.registry import (
     validate_keyword_arguments,
 )
 
-# Images in the format of the training images, int32 labels.
+# Inputs in the format of the training inputs, int32 labels.
 LabeledImages = tuple[np.ndarray, np.ndarray]
 
 _Points = Annotated[float, Bounds(1, 2 * FIGURE_POINTS)]
@@ -48,7 +48,7 @@ class ServerSource(NamedTuple):
       draw: function `(rng, dataset, partition, withheld, **options) -> positions` in the training
         set. `rng` is a NumPy Generator of the seed, and `withheld` contains the positions of the
         withheld examples.
-      pool: function `(dataset, data_dir, cache_dir, **options) -> (images, labels)`.
+      pool: function `(dataset, data_dir, cache_dir, **options) -> (inputs, labels)`.
       withheld: function `(num_train, num_classes, **options) -> count`, the number of examples
         drawn at random before the remaining ones are divided among clients. `draw` may return
         only these examples.
@@ -314,7 +314,7 @@ def register_server_source(
       description: one line for `fedjax-het list`. Default: the first line of the docstring of the
         function.
       draw: function that draws training examples. Exactly one of `draw` and `pool` is required.
-      pool: function that returns the source's own images and labels.
+      pool: function that returns the source's own inputs and labels.
       withheld: function that returns the number of examples to withhold from clients, only with
         `draw`.
       check: function that checks the options and returns them.
@@ -330,8 +330,8 @@ def register_server_source(
       >>> def first(dataset, partition, *, size=4):
       ...     return partition.indices[:size]
       >>> register_server_source("first", draw=first)
-      >>> images, labels = np.zeros((8, 4, 4, 1), np.uint8), np.arange(8) % 2
-      >>> dataset = dataset_from_arrays(images, labels, images, labels)
+      >>> inputs, labels = np.zeros((8, 4, 4, 1), np.uint8), np.arange(8) % 2
+      >>> dataset = dataset_from_arrays(inputs, labels, inputs, labels)
       >>> partition = partition_from_clients([[5, 6, 7], [0, 1]])
       >>> make_server_data("first", dataset, partition, 0, {"size": 2}).indices
       array([5, 6], dtype=int32)

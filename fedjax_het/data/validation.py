@@ -1,4 +1,4 @@
-"""Checks of a user's images, labels and names; each error is one line that names the argument."""
+"""Checks of a user's inputs, labels and names; each error is one line that names the argument."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -192,7 +192,7 @@ class InputValidator(NamedTuple):
             require(is_valid and len(train) > 0, "train_inputs", [*train], expected)
             return cls(FrozenMapping({name: given.get(name) for name in train}), False, channels)
         require(not isinstance(num_tokens, Mapping), "num_tokens", num_tokens, "one number")
-        moved = [move_channels_last(n, images, channels) for n, images in inputs.items()]
+        moved = [move_channels_last(n, array, channels) for n, array in inputs.items()]
         return cls(num_tokens, has_16_bit_pixels(moved), channels)
 
     def validate(self, argument: str, inputs: Any, train_inputs: Any = None) -> Any:
@@ -334,15 +334,15 @@ def resolve_num_classes(num_classes: Any, splits: dict[str, np.ndarray]) -> int:
 
 
 def validate_domains(
-    domains: dict[str, Any], domain_names: Sequence[str], images: Sequence[np.ndarray]
+    domains: dict[str, Any], domain_names: Sequence[str], inputs: Sequence[Any]
 ) -> tuple[np.ndarray | None, np.ndarray | None, tuple[str, ...]]:
-    """Check the domains of the images of both splits.
+    """Check the domains of the examples of both splits.
 
     Args:
       domains: domains by argument name, of training and test, in this order; integers `[N]` or
         None.
       domain_names: name of each domain; empty: the domains are named by their numbers.
-      images: images of training and test, `[N, H, W, C]`.
+      inputs: inputs of training and test, `[N, ...]`, or arrays by name.
 
     Returns:
       `(train_domains, test_domains, domain_names)`, the arrays int32 `[N]`; `(None, None, ())` for
@@ -350,7 +350,7 @@ def validate_domains(
 
     Raises:
       ConfigError: if only one split has domains, if names are missing or not unique, or if a domain
-        has no test image.
+        has no test example.
     """
     missing = [argument for argument, values in domains.items() if values is None]
     if len(missing) == 2:
@@ -358,8 +358,8 @@ def validate_domains(
         return None, None, ()
     require(not missing, (missing or [""])[0], None, "an array, since the other split has domains")
     train_domains, test_domains = (
-        validate_labels(name, values, name.replace("domains", "inputs"), split_images, "domain")
-        for (name, values), split_images in zip(domains.items(), images, strict=True)
+        validate_labels(name, values, name.replace("domains", "inputs"), split_inputs, "domain")
+        for (name, values), split_inputs in zip(domains.items(), inputs, strict=True)
     )
     largest = int(max(train_domains.max(), test_domains.max()))
     domain_names = tuple(domain_names or map(str, range(largest + 1)))
@@ -370,19 +370,21 @@ def validate_domains(
     sizes = np.bincount(test_domains, minlength=len(domain_names))
     if sizes.min() == 0:
         name = domain_names[int(sizes.argmin())]
-        raise ConfigError(f"test_domains: no test image of domain {name!r}: expected at least one")
+        raise ConfigError(
+            f"test_domains: no test example of domain {name!r}: expected at least one"
+        )
     return train_domains, test_domains, domain_names
 
 
 def validate_users(
-    users: dict[str, Any], images: Sequence[np.ndarray]
+    users: dict[str, Any], inputs: Sequence[Any]
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
     """Check the users of the examples of both splits.
 
     Args:
       users: users by argument name, of training and test, in this order; integers or texts `[N]`,
         or None.
-      images: images of training and test, `[N, H, W, C]`.
+      inputs: inputs of training and test, `[N, ...]`, or arrays by name.
 
     Returns:
       `(train_users, test_users)`, int64 or text `[N]`, or None.
@@ -392,12 +394,12 @@ def validate_users(
         the test examples have users.
     """
     arrays: list[np.ndarray | None] = []
-    for (argument, values), split_images in zip(users.items(), images, strict=True):
+    for (argument, values), split_inputs in zip(users.items(), inputs, strict=True):
         array = None if values is None else _to_user_ids(argument, values)
         if array is not None:
-            expected = f"{count_rows(split_images)}, one user for each example"
+            expected = f"{count_rows(split_inputs)}, one user for each example"
             require(
-                len(array) == count_rows(split_images), f"len({argument})", len(array), expected
+                len(array) == count_rows(split_inputs), f"len({argument})", len(array), expected
             )
         arrays.append(array)
     train_users, test_users = arrays

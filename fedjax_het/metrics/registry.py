@@ -36,7 +36,7 @@ class Metric(NamedTuple):
     Attributes:
       name: name of the metric in settings.
       description: one line for `fedjax-het list`.
-      sums: for a metric of the global model on the test images, in every evaluation, on the
+      sums: for a metric of the global model on the test examples, in every evaluation, on the
         devices: function `(logits, labels, mask) -> sums`. `logits` are float32 `[B, C]`, `labels`
         int32 `[B]`, and `mask` float32 `[B]` is 1 for an example and 0 for padding. Other tasks
         have outputs and labels of their own shapes. The result is a pytree of arrays, which is
@@ -73,16 +73,16 @@ class Metric(NamedTuple):
 
 
 def confusion_matrix(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
-    """Count images by class and predicted class.
+    """Count examples by class and predicted class.
 
     Args:
       logits: float32 `[B, C]`.
       labels: int32 `[B]` in [0, C).
-      mask: float32 `[B]`, 1 for an image, 0 for padding.
+      mask: float32 `[B]`, 1 for an example, 0 for padding.
 
     Returns:
       Counts, float32 `[C, C]`: row of the class, column of the prediction. NaN if a logit of an
-      image is not finite.
+      example is not finite.
 
     Example:
       >>> import jax.numpy as jnp
@@ -142,16 +142,16 @@ def macro_f1(table: jax.Array) -> jax.Array:
 
 
 def reliability_bins(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
-    """Sum images, confidences and correct predictions in bins of the confidence.
+    """Sum numbers of examples, confidences and correct predictions in bins of the confidence.
 
     Args:
       logits: float32 `[B, C]`.
       labels: int32 `[B]` in [0, C).
-      mask: float32 `[B]`, 1 for an image, 0 for padding.
+      mask: float32 `[B]`, 1 for an example, 0 for padding.
 
     Returns:
-      Float32 `[3, NUM_CALIBRATION_BINS]`: number of images, sum of their confidences, and number of
-      correct predictions in each bin. NaN if a logit of an image is not finite.
+      Float32 `[3, NUM_CALIBRATION_BINS]`: number of examples, sum of their confidences, and number
+      of correct predictions in each bin. NaN if a logit of an example is not finite.
 
     Example:
       >>> import jax.numpy as jnp
@@ -179,7 +179,7 @@ def calibration_error(bins: jax.Array) -> jax.Array:
       bins: sums in each bin, see `reliability_bins`.
 
     Returns:
-      The sum over bins of |correct - confidence|, divided by the number of images; a float32
+      The sum over bins of |correct - confidence|, divided by the number of examples; a float32
       scalar.
 
     Example:
@@ -259,7 +259,7 @@ METRICS: Registry[Metric] = Registry(
     (
         Metric(
             "class_accuracy",
-            "accuracy on the images of each class",
+            "accuracy on the examples of each class",
             confusion_matrix,
             lambda table: {"class_accuracy": class_fractions(table, 1)},
             infos=(("class_accuracy", MetricInfo("Accuracy of a class", "", True, True)),),
@@ -288,10 +288,10 @@ METRICS: Registry[Metric] = Registry(
         ),
         Metric(
             "confusion",
-            "number of images by class and predicted class",
+            "number of examples by class and predicted class",
             confusion_matrix,
             lambda table: {"confusion": table},
-            infos=(("confusion", MetricInfo("Confusion matrix", "images")),),
+            infos=(("confusion", MetricInfo("Confusion matrix", "examples")),),
             needs_classes=True,
         ),
         Metric(
@@ -581,7 +581,7 @@ def sum_metrics(metrics: tuple[Metric, ...], logits, labels, mask) -> tuple[Tree
       metrics: metrics of the kind that has `sums`.
       logits: float32 `[B, C]`.
       labels: int32 `[B]`.
-      mask: float32 `[B]`, 1 for an image, 0 for padding.
+      mask: float32 `[B]`, 1 for an example, 0 for padding.
 
     Returns:
       For each metric, a pytree of float32 arrays.

@@ -281,7 +281,7 @@ def make_flax_model(
 def _narrow_floats(state: Any, template: Any) -> Any:
     """Return a state whose floats are 32 bits wide where the template's are.
 
-    The statistics of flax have 32 bits, also with `jax_enable_x64`, where images may have 64 bits.
+    The statistics of flax have 32 bits, also with `jax_enable_x64`, where inputs may have 64 bits.
     """
     structure: Any = jax.tree.structure(state)
     if structure != jax.tree.structure(template):

@@ -11,15 +11,15 @@ from fedjax_het.nn.flops import iter_inner_jaxprs
 _Node = int  # a number for each value of a trace; equal operations on equal values have one number
 
 
-def is_computed_from(function: Callable, images: Any) -> bool:
+def is_computed_from(function: Callable, x: Any) -> bool:
     """Return whether the second output of a network is computed from the first output alone.
 
-    The second output may depend on parameters and constants, too, but on the images only through
+    The second output may depend on parameters and constants, too, but on the input only through
     the first output. Cost: a trace.
 
     Args:
-      function: `function(images) -> (first, second)`, two arrays.
-      images: the images or their shape.
+      function: `function(x) -> (first, second)`, two arrays.
+      x: the input or its shape.
 
     Returns:
       True for (features, logits) whose logits are a function of the features.
@@ -27,15 +27,15 @@ def is_computed_from(function: Callable, images: Any) -> bool:
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from fedjax_het.nn.output_dependence import is_computed_from
-      >>> images = jnp.zeros((2, 3))
-      >>> is_computed_from(lambda x: (x + 1, jnp.tanh(x + 1) * 2), images)
+      >>> batch = jnp.zeros((2, 3))
+      >>> is_computed_from(lambda x: (x + 1, jnp.tanh(x + 1) * 2), batch)
       True
-      >>> is_computed_from(lambda x: (x, x * 2), images)
+      >>> is_computed_from(lambda x: (x, x * 2), batch)
       True
-      >>> is_computed_from(lambda x: (x + 1, x * 2), images)
+      >>> is_computed_from(lambda x: (x + 1, x * 2), batch)
       False
     """
-    closed = jax.make_jaxpr(function)(images)
+    closed = jax.make_jaxpr(function)(x)
     graph = _Graph()
     inputs = [graph.add_source() for _ in closed.jaxpr.invars]
     first, second = graph.add_program(closed.jaxpr, inputs)

@@ -163,15 +163,15 @@ def measure_leakage(result: Result, dataset: Dataset) -> list[dict[str, Any]]:
     member_subset = np.concatenate([reference_indices, remaining])[: len(non_members)]
     kinds = {
         "made": synthetic,
-        "real": synthetic._replace(images=jnp.asarray(members[reference_indices])),
+        "real": synthetic._replace(inputs=jnp.asarray(members[reference_indices])),
         "noise": synthetic._replace(
-            images=jnp.asarray(rng.normal(size=synthetic.images.shape), jnp.float32)
+            inputs=jnp.asarray(rng.normal(size=synthetic.inputs.shape), jnp.float32)
         ),
     }
     losses = jax.jit(partial(attacker_losses, task))
     key, rows = make_key(spec.seed), []
     for kind, data in kinds.items():
-        probe_images = np.asarray(data.images)
+        probe_images = np.asarray(data.inputs)
         distance_attack = evaluate_membership_attack(
             -nearest_distances(members, probe_images), -nearest_distances(non_members, probe_images)
         )
@@ -262,7 +262,7 @@ def nearest_image_pairs(result: Result, dataset: Dataset) -> tuple[np.ndarray, n
     Returns:
       Two arrays `[NUM_SHOWN_IMAGES, H, W, C]`.
     """
-    images = np.asarray(load_synthetic_data(result, dataset.num_classes).images)
+    images = np.asarray(load_synthetic_data(result, dataset.num_classes).inputs)
     shown = images[np.linspace(0, len(images) - 1, NUM_SHOWN_IMAGES).astype(int)]
     client_indices = np.unique(build_partition(result.spec.resolved(), dataset).indices)
     candidates = (dataset.train_inputs[client_indices] / 255 - dataset.mean) / dataset.std

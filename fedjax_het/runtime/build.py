@@ -305,15 +305,15 @@ def _place_shared_inputs(group: RunGroup) -> RunGroup:
     batch_size, num_batches = compute_test_batches(plan, test_inputs)
     num_eval_batches = num_batches if has_global_model else 1
 
-    def place_examples(images: Any, labels: np.ndarray) -> Examples:
-        return plan.put(Examples(images, np.asarray(labels)))
+    def place_examples(inputs: Any, labels: np.ndarray) -> Examples:
+        return plan.put(Examples(inputs, np.asarray(labels)))
 
     def place_training_examples() -> Examples:
-        images, labels = dataset.train_inputs, dataset.train_labels
+        inputs, labels = dataset.train_inputs, dataset.train_labels
         if run.pool is not None and program.algorithm.trains_on_server_data:
-            images = map_arrays(lambda *parts: np.concatenate(parts), images, run.pool[0])
+            inputs = map_arrays(lambda *parts: np.concatenate(parts), inputs, run.pool[0])
             labels = np.concatenate([labels, run.pool[1]])
-        return place_examples(images, labels)
+        return place_examples(inputs, labels)
 
     builders: dict[str, Callable[[], Any]] = {
         "num_eval_batches": lambda: plan.put(jnp.int32(num_eval_batches)),

@@ -112,8 +112,8 @@ def _build_program(task: Task) -> VerifiedJit:
     def compute(variables, examples, batches, num_batches):
         def add_batch(m, losses):
             positions = take_row(batches, m)
-            images = task.normalize(examples.take_by_owner(positions))
-            logits, _ = task.model.apply(variables, images, train=False)
+            inputs = task.normalize(examples.take_by_owner(positions))
+            logits, _ = task.model.apply(variables, inputs, train=False)
             labels = examples.take_labels(positions, jnp.int32(0))  # the labels of training
             values = task.kind.compute_losses(logits, labels)
             return set_row(losses, values.astype(jnp.float32), m)

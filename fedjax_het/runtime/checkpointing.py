@@ -51,6 +51,7 @@ from fedjax_het.utils.arrays import (
     to_numpy_bits,
 )
 from fedjax_het.utils.errors import ConfigError, require
+from fedjax_het.utils.former_names import make_former_path
 from fedjax_het.utils.io import DamagedFileError, read_npz, remove_stale_files, write_npz
 from fedjax_het.utils.text import to_one_line
 
@@ -509,7 +510,7 @@ def load_checkpoint(path: Path, template: Tree, arrays: dict[str, Any] | None = 
         _, arrays = read_checkpoint(path)
     leaves = []
     for name, leaf in flatten_by_path(template).items():
-        array = arrays.get(name)
+        array = arrays.get(name, arrays.get(make_former_path(name)))
         if array is None or array.shape != leaf.shape or array.dtype != leaf.dtype:
             raise ConfigError(
                 f"checkpoint = {str(path)!r}: expected {name} of shape {leaf.shape} and type "

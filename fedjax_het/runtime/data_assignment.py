@@ -196,7 +196,7 @@ class DataAssignment:
     Attributes:
       spec: the settings of the run.
       dataset: the data set.
-      pool: images of the server's source that are not in the training set.
+      pool: examples of the server's source that are not in the training set.
       partition: the examples of each client.
       client_tests: the test examples of each client, if clients have tests.
       server_data: the examples of the server, if it has any.
@@ -404,7 +404,7 @@ def assign_data(
     Args:
       spec: the settings.
       dataset: the data set.
-      pool: the images of the server's source, see `load_server_pool`.
+      pool: the examples of the server's source, see `load_server_pool`.
       user_partition: the user's partition; without one, the partition that the settings name.
 
     Returns:
@@ -589,7 +589,7 @@ def _apply_amount_skews(spec: ResolvedRunSpec, dataset: Dataset, partition: Part
 def load_server_pool(
     spec: ResolvedRunSpec, dataset: Dataset, data_dir: str | os.PathLike | None = None
 ) -> LabeledImages | None:
-    """Load the images of the source of the server's examples, see `make_server_pool`.
+    """Load the examples of the source of the server's examples, see `make_server_pool`.
 
     They are the same for all runs of one `compute_static_key`.
 

@@ -56,7 +56,7 @@ _ROUNDING_SWITCHES = {
 # Flags of XLA that divide the processor, or write and read files of the compiler.
 _FLAG_WITHOUT_EFFECT = re.compile("device_count|cache_dir|dump|command_buffer|log_level")
 _PLUGIN = re.compile(r"jax-(cuda|rocm)\d+-plugin|libtpu")
-# Label of `Planner`: network, options, shape of the images, number of classes, precision.
+# Label of `Planner`: network, options, shape of the inputs, number of classes, precision.
 _NETWORK_LABEL = re.compile(r"(\S+) (\(.*\)) \(([^()]+)\) (\d+) (.+)")
 _GOOGLE_PCI_VENDOR = "0x1ae0"  # of a TPU among PCI devices
 _TPU_VARIABLES = ("TPU_ACCELERATOR_TYPE", "TPU_WORKER_ID", "COLAB_TPU_ADDR")

@@ -229,7 +229,7 @@ class GroupState:
         examples = self.cached_inputs["examples"]
         if "skew" in self.cached_inputs:
             skew = run.make_skew_inputs(1)
-            examples = SkewedExamples(examples.images, skew.train_labels, skew.transform)
+            examples = SkewedExamples(examples.inputs, skew.train_labels, skew.transform)
         losses[:] = np.nan
         losses[candidates] = measure_candidate_losses(
             program.signature.training.task,

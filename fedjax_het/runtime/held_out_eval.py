@@ -138,9 +138,9 @@ def clear_programs() -> None:
 
 
 def _select_examples(
-    images: Any, labels: np.ndarray, partition: Partition
+    inputs: Any, labels: np.ndarray, partition: Partition
 ) -> tuple[Examples, Partition]:
     """Return the examples of these clients on the device, and their partition of these examples."""
     selected, indices = np.unique(partition.indices, return_inverse=True)
-    examples = Examples(take_rows(images, selected), labels[selected])
+    examples = Examples(take_rows(inputs, selected), labels[selected])
     return jax.device_put(examples), dataclasses.replace(partition, indices=indices)

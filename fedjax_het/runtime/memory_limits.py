@@ -36,7 +36,7 @@ from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.errors import ConfigError, display_name
 
 _FLOAT_BYTES = 4
-# Activations of a batch are counted if this many times the images do not fit.
+# Activations of a batch are counted if this many times the inputs do not fit.
 _MIN_ACTIVATION_FACTOR = 2**14
 
 
@@ -192,9 +192,9 @@ def list_device_items(
         option = max(ratios, key=lambda name: ratios[name])
         name, value = display_name(f"options {option}"), spec.options[option]
     batch = _compute_batch_bytes(model, variables, spec.batch_size, available_bytes)
-    images = int(copies * sum(array.nbytes for array in jax.tree.leaves(dataset.train_inputs)))
+    input_bytes = int(copies * sum(array.nbytes for array in jax.tree.leaves(dataset.train_inputs)))
     return [
-        MemoryItem("dataset", dataset.name, "its training images", images),
+        MemoryItem("dataset", dataset.name, "its training inputs", input_bytes),
         MemoryItem(name, value, "the network's parameters", num_bytes(variables)),
         MemoryItem("batch_size", spec.batch_size, "a batch of one lane", batch),
     ]

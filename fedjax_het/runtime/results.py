@@ -369,16 +369,16 @@ class Result:
         return self.model(client, network=network, optimizer=optimizer).save(path)
 
     def synthetic_dataset(self, *, network: Any = None) -> "SyntheticDataset":
-        """Return the labeled images that the method has synthesized, in the scale of the data.
+        """Return the labeled inputs that the method has synthesized, in the scale of the data.
 
         Args:
           network: network of the user that the run had; only for a loaded result.
 
         Returns:
-          The images with their labels.
+          The inputs with their labels.
 
         Raises:
-          ConfigError: for a method without synthetic images, for a run that ended before the
+          ConfigError: for a method without synthetic data, for a run that ended before the
             method synthesized any, and for a result without a state.
         """
         from fedjax_het.runtime.synthetic_dataset import build_synthetic_dataset
@@ -387,14 +387,14 @@ class Result:
             first = self.spec.options.get("trajectory_rounds")
             name = f"{display_name('options')} trajectory_rounds"
             raise ConfigError(
-                f"the result has no synthetic images: {self.spec.algorithm} synthesizes after round "
+                f"the result has no synthetic data: {self.spec.algorithm} synthesizes after round "
                 f"{first} ({name}), and the run has {self.rounds} rounds"
             )
         inputs = self.model(network=network).input_spec
         return build_synthetic_dataset(self.artifacts, inputs, self.spec.algorithm)
 
     def save_synthetic_dataset(self, path: str | os.PathLike, *, network: Any = None) -> Path:
-        """Write the synthetic images to a plain .npz file, which other code can train on.
+        """Write the synthetic data to a plain .npz file, which other code can train on.
 
         Args:
           path: file to write.

@@ -291,8 +291,8 @@ def _measure_gradients(
     work = ClientWork(partition, 1, spec.batch_size)
     scheduler = Scheduler(work, RoundSettings(0, averaging="weighted"), plan.blocks, plan.lanes)
     skew = assignment.make_skew_inputs(1)
-    images = assignment.dataset.train_inputs
-    examples = jax.device_put(SkewedExamples(images, skew.train_labels, skew.transform))
+    inputs = assignment.dataset.train_inputs
+    examples = jax.device_put(SkewedExamples(inputs, skew.train_labels, skew.transform))
     reference = jax.tree.map(jnp.zeros_like, variables["params"])
     first_step = scheduler.make_first_step_round(0)
     program.verify((variables, reference, first_step, examples), str(skew.transform is None))

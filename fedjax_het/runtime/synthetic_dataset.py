@@ -1,4 +1,4 @@
-"""Images that a method has synthesized, as a file that other code can train on."""
+"""Data that a method has synthesized, as a file that other code can train on."""
 
 import os
 from pathlib import Path
@@ -11,11 +11,13 @@ from fedjax_het.runtime.trained_model import InputSpec
 from fedjax_het.utils.arrays import save_arrays
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import require
+from fedjax_het.utils.former_names import FORMER_INPUT_NAMES, accept_former_fields
 from fedjax_het.utils.io import write_atomically
 
 
+@accept_former_fields(FORMER_INPUT_NAMES)
 class SyntheticDataset(NamedTuple):
-    """Synthetic images with their labels; M images, C channels.
+    """Synthetic inputs with their labels; M inputs, C channels or features.
 
     `Result.synthetic_dataset` returns it.
 
@@ -24,33 +26,33 @@ class SyntheticDataset(NamedTuple):
       >>> settings = {"num_clients": 2, "rounds": 1, "options": {"steps": 1, "ipc": 1}}
       >>> spec = RunSpec("feddm", "digits", model="mlp", **settings)
       >>> data = simulate(spec).synthetic_dataset()
-      >>> len(data.images) == len(data.labels), data.images.shape[1:]
+      >>> len(data.inputs) == len(data.labels), data.inputs.shape[1:]
       (True, (8, 8, 1))
     """
 
-    images: np.ndarray
-    """Images in the scale of the data, [0, 1] without clipping, float32 `[M, H, W, C]`.
+    inputs: np.ndarray
+    """Inputs in the scale of the data, for images [0, 1] without clipping, float32 `[M, ...]`.
 
-    The network receives `(images - mean) / std`.
+    The network receives `(inputs - mean) / std`.
     """
     labels: np.ndarray
     """Class with the highest probability, int64 `[M]`."""
     soft_labels: np.ndarray
     """Probabilities of the classes, float32 `[M, classes]`."""
     mean: np.ndarray
-    """Mean of each channel for the normalization, float32 `[C]`."""
+    """Mean of each channel or feature for the normalization, float32 `[C]`."""
     std: np.ndarray
-    """Standard deviation of each channel for the normalization, float32 `[C]`."""
+    """Standard deviation of each channel or feature for the normalization, float32 `[C]`."""
     class_names: np.ndarray
     """Names of the classes, `[classes]`, or `[0]` without names."""
     step_size: np.ndarray
     """Learning rate of SGD if the method learns it (DynaFed), otherwise NaN; float32."""
     clients: np.ndarray
-    """Client that synthesized each image, int64 `[M]`; -1 for the server."""
+    """Client that synthesized each input, int64 `[M]`; -1 for the server."""
 
     @validate_arguments
     def save(self, path: str | os.PathLike) -> Path:
-        """Write the arrays to a plain .npz file.
+        """Write the arrays to a plain .npz file, `inputs` under the name `images`.
 
         Args:
           path: file to write.
@@ -62,14 +64,17 @@ class SyntheticDataset(NamedTuple):
           OSError: if the file cannot be written; no partial file is left behind.
         """
         path = Path(path)
-        write_atomically(path, lambda file: save_arrays(file, self._asdict(), compressed=True))
+        # Files have the name of version 0.6, which programs of users read.
+        arrays = {"images": self.inputs, **self._asdict()}
+        del arrays["inputs"]
+        write_atomically(path, lambda file: save_arrays(file, arrays, compressed=True))
         return path
 
 
 def build_synthetic_dataset(
     artifacts: dict[str, np.ndarray], input_spec: InputSpec, method: str
 ) -> SyntheticDataset:
-    """Return the synthetic images among the artifacts of a run.
+    """Return the synthetic data among the artifacts of a run.
 
     Args:
       artifacts: artifacts of the run: the set of the server (DynaFed), or the sets of all clients
@@ -78,28 +83,28 @@ def build_synthetic_dataset(
       method: name of the method, for the message.
 
     Returns:
-      The images in the scale of the data.
+      The inputs in the scale of the data.
 
     Raises:
-      ConfigError: if there are no synthetic images.
+      ConfigError: if there are no synthetic data.
     """
     if "synthetic_images" in artifacts:
-        images, step_size = artifacts["synthetic_images"], artifacts["synthetic_step_size"]
+        inputs, step_size = artifacts["synthetic_images"], artifacts["synthetic_step_size"]
         soft_labels = softmax(np.asarray(artifacts["synthetic_label_logits"], np.float64), axis=1)
         clients = np.full(len(soft_labels), -1, np.int64)
     else:
-        has_images = "condensed_images" in artifacts
-        expected = "a method that makes images: dynafed, feddm or fedaf"
-        require(has_images, "algorithm", method, expected)
-        images, step_size = artifacts["condensed_images"], np.array(np.nan)
-        images_per_pair = images.shape[1]  # of a client and a class
-        images = images.reshape(-1, *images.shape[2:])
-        classes = np.repeat(artifacts["condensed_classes"], images_per_pair)
+        has_data = "condensed_images" in artifacts
+        expected = "a method that synthesizes data: dynafed, feddm or fedaf"
+        require(has_data, "algorithm", method, expected)
+        inputs, step_size = artifacts["condensed_images"], np.array(np.nan)
+        inputs_per_pair = inputs.shape[1]  # of a client and a class
+        inputs = inputs.reshape(-1, *inputs.shape[2:])
+        classes = np.repeat(artifacts["condensed_classes"], inputs_per_pair)
         soft_labels = np.eye(input_spec.num_classes)[classes]
-        clients = np.repeat(artifacts["condensed_clients"], images_per_pair).astype(np.int64)
+        clients = np.repeat(artifacts["condensed_clients"], inputs_per_pair).astype(np.int64)
     mean, std = (np.asarray(v, np.float32) for v in (input_spec.mean, input_spec.std))
     return SyntheticDataset(
-        np.asarray(images, np.float32) * std + mean,
+        np.asarray(inputs, np.float32) * std + mean,
         soft_labels.astype(np.float32).argmax(1),
         soft_labels.astype(np.float32),
         mean,

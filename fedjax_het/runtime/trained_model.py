@@ -48,6 +48,7 @@ from fedjax_het.utils.errors import (
     make_value_error,
     require,
 )
+from fedjax_het.utils.former_names import FORMER_INPUT_NAMES, accept_former_arguments
 from fedjax_het.utils.input_kinds import (
     FrozenMapping,
     InputShape,
@@ -59,7 +60,7 @@ from fedjax_het.utils.io import DamagedFileError, write_atomically
 from fedjax_het.utils.text import to_one_line
 
 BATCH_SIZE = 500
-"""Number of images in a forward pass."""
+"""Number of examples in a forward pass."""
 FORMAT_VERSION = 1
 """Version of the files of models."""
 INPUT_SCALES = {"uint8": 255.0, "uint16": float(MAX_UINT16), "float32": 1.0, "int32": 1.0}
@@ -181,17 +182,17 @@ class Evaluation(NamedTuple):
     """
 
     accuracy: float
-    """Fraction of images whose label has the largest logit; NaN if a logit is not finite."""
+    """Fraction of examples whose label has the largest logit; NaN if a logit is not finite."""
     loss: float
     """Mean cross-entropy in nats."""
     confusion: np.ndarray
-    """Number of images by class and predicted class, int64 `[classes, classes]`."""
+    """Number of examples by class and predicted class, int64 `[classes, classes]`."""
     calibration_error: float
     """Expected calibration error in 15 bins (Guo et al., 2017); NaN if a logit is not finite."""
 
     @property
     def class_accuracy(self) -> np.ndarray:
-        """Accuracy on the images of each class, float32 `[classes]`; NaN without images."""
+        """Accuracy on the examples of each class, float32 `[classes]`; NaN without examples."""
         return np.asarray(class_fractions(jnp.asarray(self.confusion, jnp.float32), 1))
 
     @property
@@ -232,53 +233,56 @@ class TrainedModel:
     task: Task
     network_digest: str | None = None
 
-    def logits(self, images: np.ndarray) -> np.ndarray:
-        """Return the logits of images; the first call compiles a program.
+    @accept_former_arguments("TrainedModel.logits", FORMER_INPUT_NAMES)
+    def logits(self, inputs: np.ndarray) -> np.ndarray:
+        """Return the logits of inputs; the first call compiles a program.
 
         Args:
-          images: `[N, H, W, C]`.
+          inputs: images `[N, H, W, C]` or other inputs, see the class.
 
         Returns:
           Logits `[N, classes]`: float32, or the type that a network of the user returns.
 
         Raises:
-          ConfigError: for images of another shape, type or scale.
+          ConfigError: for inputs of another shape, type or scale.
         """
         require_devices()
-        images = self._validate_images(images)
+        inputs = self._validate_inputs(inputs)
         batches = []
-        num_images = count_rows(images)
+        num_examples = count_rows(inputs)
 
         def take(start: int, array: np.ndarray) -> np.ndarray:
             batch = array[start : start + BATCH_SIZE]
-            num_padding = min(BATCH_SIZE, num_images) - len(batch)
+            num_padding = min(BATCH_SIZE, num_examples) - len(batch)
             return np.concatenate([batch, np.zeros((num_padding, *batch.shape[1:]), batch.dtype)])
 
-        for start in range(0, num_images, BATCH_SIZE):
-            batch = map_arrays(functools.partial(take, start), images)
-            num_real = min(BATCH_SIZE, num_images - start)
+        for start in range(0, num_examples, BATCH_SIZE):
+            batch = map_arrays(functools.partial(take, start), inputs)
+            num_real = min(BATCH_SIZE, num_examples - start)
             batches.append(np.asarray(self._forward(self.variables, batch))[:num_real])
         return np.concatenate(batches)
 
-    def predict(self, images: np.ndarray) -> np.ndarray:
+    @accept_former_arguments("TrainedModel.predict", FORMER_INPUT_NAMES)
+    def predict(self, inputs: np.ndarray) -> np.ndarray:
         """Return the class of the largest logit of each example, or the predictions of the task.
 
         Args:
-          images: inputs, such as images `[N, H, W, C]`.
+          inputs: images `[N, H, W, C]` or other inputs, see the class.
 
         Returns:
           Classes, int64 `[N]`; for other tasks see `TaskKind.predict`.
 
         Raises:
-          ConfigError: for images of another shape, type or scale.
+          ConfigError: for inputs of another shape, type or scale.
         """
-        return self.task.kind.predict(self.logits(images))
+        return self.task.kind.predict(self.logits(inputs))
 
-    def evaluate(self, images: np.ndarray, labels: np.ndarray) -> Evaluation | TaskEvaluation:
+    @accept_former_arguments("TrainedModel.evaluate", FORMER_INPUT_NAMES)
+    def evaluate(self, inputs: np.ndarray, labels: np.ndarray) -> Evaluation | TaskEvaluation:
         """Evaluate the model on labeled examples.
 
         Args:
-          images: inputs, such as images `[N, H, W, C]`.
+          inputs: images `[N, H, W, C]` or other inputs, see the class.
           labels: class of each example, `[N]`, or labels of the task.
 
         Returns:
@@ -288,12 +292,12 @@ class TrainedModel:
         Raises:
           ConfigError: for inputs of another shape, type or scale, and for unknown classes.
         """
-        images = self._validate_images(images)
+        inputs = self._validate_inputs(inputs)
         if not self.task.kind.has_classes:
-            return self._evaluate_task(images, labels)
-        labels = validate_labels("labels", labels, "images", images)
+            return self._evaluate_task(inputs, labels)
+        labels = validate_labels("labels", labels, "inputs", inputs)
         require_below("labels", labels, self.input_spec.num_classes)
-        logits = self.logits(images)
+        logits = self.logits(inputs)
         bins = reliability_bins(jnp.asarray(logits), jnp.asarray(labels), jnp.ones(len(logits)))
         log_probabilities = log_softmax(logits.astype(np.float64), axis=1)
         loss = -log_probabilities[np.arange(len(labels)), labels].mean()
@@ -303,10 +307,10 @@ class TrainedModel:
         accuracy = confusion.trace() / len(labels) if is_finite else np.nan
         return Evaluation(float(accuracy), float(loss), confusion, float(calibration_error(bins)))
 
-    def _evaluate_task(self, images: np.ndarray, labels: np.ndarray) -> TaskEvaluation:
-        labels = self.task.kind.validate_labels("labels", labels, "images", images)
+    def _evaluate_task(self, inputs: np.ndarray, labels: np.ndarray) -> TaskEvaluation:
+        labels = self.task.kind.validate_labels("labels", labels, "inputs", inputs)
         kind = self.task.kind.from_labels(labels)
-        data = jnp.asarray(self.logits(images)), jnp.asarray(labels)
+        data = jnp.asarray(self.logits(inputs)), jnp.asarray(labels)
         weights = kind.count_targets(data[1])
         score, loss = (
             float((values * weights).sum() / weights.sum())
@@ -349,47 +353,47 @@ class TrainedModel:
     def _forward(self) -> Callable:
         task = self.task
 
-        def forward(variables, images):
-            images = jax.tree.map(jnp.asarray, images)
-            return task.model.apply(variables, task.normalize(images), train=False)[0]
+        def forward(variables, inputs):
+            inputs = jax.tree.map(jnp.asarray, inputs)
+            return task.model.apply(variables, task.normalize(inputs), train=False)[0]
 
         return jax.jit(forward)
 
-    def _validate_images(self, images: Any) -> Any:
+    def _validate_inputs(self, inputs: Any) -> Any:
         spec = self.input_spec
         if isinstance(spec.input_shape, FrozenMapping):
-            arrays = InputValidator(spec.num_tokens).validate("images", images)
+            arrays = InputValidator(spec.num_tokens).validate("inputs", inputs)
             for name, array in arrays.items():
                 shape, expected = array.shape[1:], f"[N, *{spec.input_shape[name]}]"
                 is_valid = shape == spec.input_shape[name]
-                require(is_valid, f"shape of images[{name!r}]", array.shape, expected)
+                require(is_valid, f"shape of inputs[{name!r}]", array.shape, expected)
             return arrays
-        images = np.asarray(images)
-        is_valid = images.shape[1:] == spec.input_shape and len(images) > 0
+        inputs = np.asarray(inputs)
+        is_valid = inputs.shape[1:] == spec.input_shape and len(inputs) > 0
         expected = f"[N, {', '.join(map(str, spec.input_shape))}]"
         expected += f", in the layout {spec.layout}" if len(spec.input_shape) == 3 else ""
-        require(is_valid, "images", f"of shape {images.shape}", expected)
+        require(is_valid, "inputs", f"of shape {inputs.shape}", expected)
         if len(spec.input_shape) != 3:
-            return validate_inputs("images", images, num_tokens=spec.num_tokens)
+            return validate_inputs("inputs", inputs, num_tokens=spec.num_tokens)
         dtype = spec.dtype
         if dtype is not None:
-            is_integer = np.issubdtype(images.dtype, np.integer)
+            is_integer = np.issubdtype(inputs.dtype, np.integer)
             is_accepted = (
                 not is_integer
                 or {
-                    "uint8": images.dtype not in UINT16_TYPES or images.max() <= 255,
-                    "uint16": images.dtype in (np.uint8, *UINT16_TYPES),
+                    "uint8": inputs.dtype not in UINT16_TYPES or inputs.max() <= 255,
+                    "uint16": inputs.dtype in (np.uint8, *UINT16_TYPES),
                     "float32": False,
                 }[dtype]
             )
             expected = f"{_EXPECTED_IMAGES[dtype]}, as the training images are {dtype}"
-            require(is_accepted, "dtype of images", str(images.dtype), expected)
-        images = validate_images("images", images, is_16_bit=dtype == "uint16")
-        if dtype in ("uint8", "uint16") and images.dtype == np.float32:
-            low, high = float(images.min()), float(images.max())
+            require(is_accepted, "dtype of inputs", str(inputs.dtype), expected)
+        inputs = validate_images("inputs", inputs, is_16_bit=dtype == "uint16")
+        if dtype in ("uint8", "uint16") and inputs.dtype == np.float32:
+            low, high = float(inputs.min()), float(inputs.max())
             is_scaled = low >= -_MAX_ROUNDING and high <= 1 + _MAX_ROUNDING
-            require(is_scaled, "range of images", (low, high), expected)
-        return images
+            require(is_scaled, "range of inputs", (low, high), expected)
+        return inputs
 
     def __repr__(self) -> str:
         owner = "the global model" if self.client is None else f"the model of client {self.client}"

@@ -79,15 +79,15 @@ def require_below(argument: str, numbers: np.ndarray, limit: int, kind: str = "l
 
 
 def validate_labels(
-    argument: str, labels: Any, images_argument: str, images: Any, kind: str = "label"
+    argument: str, labels: Any, inputs_argument: str, inputs: Any, kind: str = "label"
 ) -> np.ndarray:
     """Check labels: one non-negative integer for each example.
 
     Args:
       argument: name of the argument, for messages.
       labels: integers `[N]` in [0, 65536).
-      images_argument: name of the argument of the images, for messages.
-      images: array `[N, ...]` with an entry for each example, or arrays by name.
+      inputs_argument: name of the argument of the inputs, for messages.
+      inputs: array `[N, ...]` with an entry for each example, or arrays by name.
       kind: the noun for one entry, for messages: "label" or "domain".
 
     Returns:
@@ -105,8 +105,8 @@ def validate_labels(
     elif labels.dtype.kind in "SU":
         expected += f", such as np.unique({argument}, return_inverse=True)[1]"
     labels = to_integers(argument, labels, expected)
-    num_examples = count_rows(images)
-    expected = f"len({images_argument}) = {num_examples}"
+    num_examples = count_rows(inputs)
+    expected = f"len({inputs_argument}) = {num_examples}"
     require(len(labels) == num_examples, f"len({argument})", len(labels), expected)
     require_below(argument, labels, MAX_CLASSES, kind)
     return np.ascontiguousarray(labels, dtype=np.int32).view()

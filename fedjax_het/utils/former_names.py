@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
@@ -17,6 +18,8 @@ FORMER_ARRAY_NAMES = {
     "server_images": "server_inputs",
 }
 """Names of a data set's arrays by their names in version 0.6, in arguments and in cached files."""
+FORMER_INPUT_NAMES = {"images": "inputs"}
+"""Name of the inputs of examples by its name in version 0.6."""
 
 
 def rename_former_arguments(
@@ -55,6 +58,17 @@ def rename_former_arguments(
         require(present_name not in renamed, name, value, f"only {present_name}")
         renamed[present_name] = value
     return renamed
+
+
+def make_former_path(path: str) -> str:
+    """Return the path of an array in the states of version 0.6, whose inputs were named images.
+
+    Example:
+      >>> from fedjax_het.utils.former_names import make_former_path
+      >>> make_former_path(".clients.inputs")
+      '.clients.images'
+    """
+    return re.sub(r"\.inputs\b", ".images", path)
 
 
 def accept_former_arguments(

@@ -232,7 +232,7 @@ def make_good_calls(folder) -> dict[str, dict]:
         "partition_from_clients": {"clients": [[0, 1], [2]]},
         "average_examples": {
             **labels,
-            "images": DATA.train_inputs,
+            "inputs": DATA.train_inputs,
             "partition": SPLIT,
             "blocks": data.MeanBlocks(2),
             "seed": 0,

@@ -161,7 +161,7 @@ def test_compilation_error_is_raised_in_order(monkeypatch):
 def get_buffers(group):
     """Addresses of the training and test images on each device, by input."""
     return {
-        name: [s.data.unsafe_buffer_pointer() for s in placed.images.addressable_shards]
+        name: [s.data.unsafe_buffer_pointer() for s in placed.inputs.addressable_shards]
         for name, placed in group.shared_inputs.items()
         if name in ("examples", "test_set")
     }

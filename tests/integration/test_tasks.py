@@ -169,7 +169,7 @@ def test_condensation_of_features(method):
     settings = {"partition": "iid", "num_clients": 3, "rounds": 6, "model": "mlp"}
     spec = RunSpec(method, dataset="breast_cancer", options=options, **settings)
     result = simulate(spec)
-    assert result.synthetic_dataset().images.shape[1:] == dataset.input_shape
+    assert result.synthetic_dataset().inputs.shape[1:] == dataset.input_shape
     assert np.isfinite(result.metrics["test_loss"]).all()
     options["augment_strategy"] = "flip"
     with pytest.raises(ConfigError, match="expected 'none', as inputs of shape"):

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 from support.data import SERVER_EXAMPLES
-from support.reference_loop import ReferenceFedAvg, flatten_images, flatten_params, server_batches
+from support.reference_loop import ReferenceFedAvg, flatten_inputs, flatten_params, server_batches
 from support.small_federation import make_small_federation, round_key
 
 from fedjax_het.algorithms.fsl import FSLOptions
@@ -37,7 +37,7 @@ class RecordedFSL(ReferenceFedAvg):
         batches = list(server_batches(key, EPOCHS, len(SERVER_EXAMPLES[1])))
         mean_steps = np.mean([len(self.minibatches(r, k)) for k in clients])
         lr = self.hp["gamma"] * self.hp["server_lr"] * self.hp["local_lr"] * mean_steps
-        x, y, self.server_drift = flatten_images(SERVER_EXAMPLES[0]), SERVER_EXAMPLES[1], 0.0
+        x, y, self.server_drift = flatten_inputs(SERVER_EXAMPLES[0]), SERVER_EXAMPLES[1], 0.0
         for index in batches:
             self.server_drift += ((average - start) ** 2).sum()
             average = average - lr / len(batches) * self.gradient(average, x[index], y[index])

@@ -18,9 +18,9 @@ from support.small_federation import SmallFederation, make_small_federation
 Params = dict[str, np.ndarray]
 
 
-def flatten_images(images: np.ndarray) -> np.ndarray:
+def flatten_inputs(inputs: np.ndarray) -> np.ndarray:
     """Rows of float64."""
-    return images.reshape(len(images), -1).astype(np.float64)
+    return inputs.reshape(len(inputs), -1).astype(np.float64)
 
 
 def name_leaves(params: dict) -> Params:
@@ -118,7 +118,7 @@ class ReferenceFedAvg:
     def __init__(self, federation: SmallFederation, *, params: Params | None = None) -> None:
         """params: what the global model begins with (default: its weights at the start)."""
         images, self.labels = federation.data
-        self.images, self.federation = flatten_images(images), federation
+        self.inputs, self.federation = flatten_inputs(images), federation
         self.client_sizes = federation.sizes
         self.hp = {name: float(value) for name, value in federation.hp.items()}
         params = federation.global_params(federation.initial_state()) if params is None else params
@@ -189,7 +189,7 @@ class ReferenceFedAvg:
         minibatches = []
         batches, sizes = self.federation.scheduler.client_batches(r, client)
         for step, (padded, size) in enumerate(zip(batches, sizes, strict=True)):
-            x, y = self.images[padded[:size]], self.labels[padded[:size]]
+            x, y = self.inputs[padded[:size]], self.labels[padded[:size]]
             minibatches.append(Minibatch(r, client, step, x, y, padded))
         return minibatches
 

@@ -174,14 +174,14 @@ def time_server(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, A
             )
             return jax.nn.softmax(logits / server["teachers"])
 
-        targets = sharing.map_samples(predict, examples.images)
+        targets = sharing.map_samples(predict, examples.inputs)
         order_key, step_key = jax.random.split(key)
         batches = make_shuffled_batches(order_key, len(targets), server["batch_size"])
         training = ServerTraining(
             task.loss_and_gradient, optax.adam(1e-3), step_key, parallelism=sharing
         )
         soft_examples, epoch_range = (
-            Examples(examples.images, targets),
+            Examples(examples.inputs, targets),
             EpochRange(server["epochs"]),
         )
         return train_on_examples(training, variables, soft_examples, batches, epoch_range)

@@ -60,7 +60,7 @@ def plot_synthesis(
     figure = Figure(figsize=(1.1 * columns + 1.4, 1.1 * rows + 0.4), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
     for column, iteration in enumerate(iterations):
-        images = np.asarray(snapshots[iteration].images)
+        images = np.asarray(snapshots[iteration].inputs)
         axes[0, column].set_title(f"{iteration:,}", fontsize=9)
         for axis, sample in zip(axes[:, column], samples, strict=True):
             image = rescale_to_unit_range(images[sample])
@@ -104,7 +104,7 @@ def animate_synthesis(
     probabilities = _softmax(snapshots[iterations[-1]].label_logits)
     rows = select_samples_by_class(probabilities, num_images)
     names = [_get_class_name(label, class_names) for label in rows]
-    images = np.stack([np.asarray(snapshots[n].images, np.float64) for n in iterations])
+    images = np.stack([np.asarray(snapshots[n].inputs, np.float64) for n in iterations])
     images = rescale_to_unit_range(images, axis=(0, 2, 3, 4))
     height, width = images.shape[2:4]
 

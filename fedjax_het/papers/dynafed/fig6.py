@@ -118,7 +118,7 @@ def build_comparison_data(result: Result, task: Task, dataset: Dataset) -> dict[
     labels = np.arange(num_samples) * classes // num_samples
     indices = random_subset(dataset.train_labels, labels, seed=seed)
     hard_logits = HARD_LABEL_LOGIT * jax.nn.one_hot(labels, classes)
-    noise = jax.random.normal(make_key(seed), synthetic.images.shape)
+    noise = jax.random.normal(make_key(seed), synthetic.inputs.shape)
     real = task.normalize(jnp.asarray(dataset.train_inputs[indices]))
     return {
         "synthetic": synthetic,

@@ -96,7 +96,7 @@ def build_data(result: Result, kind: str, dataset: Dataset, task: Task) -> Synth
     matched = load_synthetic_data(result, dataset.num_classes)
     if kind == "matched":
         return matched
-    args = (len(matched.images), dataset, result.spec.resolved().partition_seed)
+    args = (len(matched.inputs), dataset, result.spec.resolved().partition_seed)
     images, labels = map(jnp.asarray, draw_control_data(kind == "real", *args))
     images = task.normalize(images) if kind == "real" else images
     return SyntheticData(images, labels, matched.step_size)

@@ -83,7 +83,7 @@ class ScaffoldI(Scaffold):
 
     def new_control(self, client, model, steps):
         held = self.federation.scheduler.partition.client_indices(client)
-        return self.gradient(self.global_vector, self.images[held], self.labels[held])
+        return self.gradient(self.global_vector, self.inputs[held], self.labels[held])
 
 
 @pytest.mark.parametrize("averaging", ["uniform", "weighted"])
@@ -131,7 +131,7 @@ def global_gradient_norm(federation, state):
     """Norm of the gradient of the mean of the clients' objectives at the global model."""
     loop, model = ReferenceFedAvg(federation), flatten_params(federation.global_params(state))
     held = [consecutive_partition().client_indices(k) for k, n in enumerate(CLIENT_SIZES) if n]
-    gradients = [loop.gradient(model, loop.images[own], loop.labels[own]) for own in held]
+    gradients = [loop.gradient(model, loop.inputs[own], loop.labels[own]) for own in held]
     return np.linalg.norm(np.mean(gradients, 0))
 
 

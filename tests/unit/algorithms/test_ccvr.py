@@ -7,7 +7,7 @@ import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
 from support.algorithm_builders import make_method_federation
 from support.data import CLIENT_SIZES, NUM_CLASSES, consecutive_partition, make_blobs
-from support.reference_loop import ReferenceFedAvg, flatten_images, flatten_params, logit_gradient
+from support.reference_loop import ReferenceFedAvg, flatten_inputs, flatten_params, logit_gradient
 from support.small_federation import round_key
 from support.two_layers import (
     NUM_FEATURES,
@@ -53,7 +53,7 @@ class ReferenceCCVR(ReferenceFedAvg):
             parts = map(partition.client_indices, range(partition.num_clients))
             parts = [part[labels[part] == c] for part in parts]
             features = [
-                compute_features(params, flatten_images(images[p])) for p in parts if len(p)
+                compute_features(params, flatten_inputs(images[p])) for p in parts if len(p)
             ]
             sizes = np.array(list(map(len, features)))
             means = np.stack([z.mean(0) for z in features])
@@ -77,7 +77,7 @@ class ReferenceCCVR(ReferenceFedAvg):
             positions = [np.asarray(batches.positions[i])[: batches.sizes[i]] for i in ids]
             positions = np.concatenate(positions)
             assert (labels[positions] == c).all() and len(positions) == (labels == c).sum()
-            z = compute_features(params, flatten_images(images[positions]))
+            z = compute_features(params, flatten_inputs(images[positions]))
             centered = z - z.mean(0)
             noise = np.concatenate(noise, 1)
             draws.append(z.mean(0) + noise @ centered / np.sqrt(len(z) - 1))
@@ -135,7 +135,7 @@ def test_draws_have_pooled_means_and_covariances():
             }
         )
     )
-    features = compute_features(params, flatten_images(federation.data[0]))
+    features = compute_features(params, flatten_inputs(federation.data[0]))
     for c, (mean, covariance) in enumerate(loop.pool_statistics(params)):
         np.testing.assert_allclose(covariance, np.cov(features[labels == c].T), atol=1e-12)
         error = 6 * np.sqrt(np.trace(covariance) / count)

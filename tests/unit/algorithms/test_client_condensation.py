@@ -14,7 +14,7 @@ from support.data import (
     make_user_dataset,
 )
 from support.networks import make_linear_model
-from support.reference_loop import flatten_images, softmax
+from support.reference_loop import flatten_inputs, softmax
 from support.small_runs import make_spec
 
 from fedjax_het.algorithms.fedaf import _DISTANCES
@@ -47,7 +47,7 @@ def run(name, rounds=1, options=None, hp=None, **settings):
 
 def images_of(state):
     """[K, C, ipc, pixels]"""
-    images = np.asarray(state.clients.images)
+    images = np.asarray(state.clients.inputs)
     return images.reshape(-1, NUM_CLASSES, images.shape[2], PIXELS)
 
 
@@ -97,7 +97,7 @@ class Oracle:
 
     def __init__(self, federation, start, *, options, logit_term, ipc, steps, epochs, least):
         images, labels = make_blobs()
-        self.x, self.y = flatten_images(images), labels
+        self.x, self.y = flatten_inputs(images), labels
         self.f, self.hp = federation, {k: float(v) for k, v in federation.hp.items()}
         params = federation.global_params(start)
         self.w, self.b = (params[n].astype(np.float64) for n in ("w", "b"))

@@ -10,7 +10,7 @@ from support.data import NUM_CLASSES, make_user_dataset
 from support.reference_loop import (
     ReferenceAdam,
     ReferenceFedAvg,
-    flatten_images,
+    flatten_inputs,
     run_and_compare,
     softmax,
 )
@@ -79,11 +79,11 @@ def control(synthetic, images, labels, number=SAMPLES):
     classes = np.arange(number) * NUM_CLASSES // number
     if synthetic == "untrained":
         noise = make_host_rng(0, Stream.CONTROL).normal(size=(number, *images.shape[1:]))
-        return flatten_images(noise.astype(np.float32)), np.full(
+        return flatten_inputs(noise.astype(np.float32)), np.full(
             (number, NUM_CLASSES), 1 / NUM_CLASSES
         )
     chosen_images = images[random_subset(labels, classes, seed=0)]
-    return flatten_images(chosen_images), softmax(20.0 * np.eye(NUM_CLASSES)[classes])
+    return flatten_inputs(chosen_images), softmax(20.0 * np.eye(NUM_CLASSES)[classes])
 
 
 @pytest.mark.parametrize(
@@ -175,10 +175,10 @@ def test_assumption_3_is_measured(synthetic):
         def loss(params, x, p):
             return -(p * jax.nn.log_softmax(logits_of(params, x))).sum(1).mean()
 
-        x = (flatten_images(data.train_inputs) - np.asarray(data.mean)[0]) / np.asarray(data.std)[0]
+        x = (flatten_inputs(data.train_inputs) - np.asarray(data.mean)[0]) / np.asarray(data.std)[0]
         whole = jax.grad(loss)(params["params"], x, np.eye(NUM_CLASSES)[data.train_labels])
         if synthetic == "matched":
-            images = flatten_images(result.artifacts["synthetic_images"])
+            images = flatten_inputs(result.artifacts["synthetic_images"])
             labels = softmax(np.asarray(result.artifacts["synthetic_label_logits"], float))
         else:
             number = result.spec.options["num_samples"]

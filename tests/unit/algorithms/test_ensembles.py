@@ -13,7 +13,7 @@ from support.data import CLIENT_SIZES, NUM_CLASSES, SERVER_EXAMPLES, make_blobs,
 from support.reference_loop import (
     ReferenceAdam,
     ReferenceFedAvg,
-    flatten_images,
+    flatten_inputs,
     flatten_params,
     run_and_compare,
     server_batches,
@@ -111,7 +111,7 @@ def test_logits_do_not_depend_on_batches():
 def accuracy(model):
     w, b = model
     return float(
-        np.mean((flatten_images(SERVER_EXAMPLES[0]) @ w + b).argmax(1) == SERVER_EXAMPLES[1])
+        np.mean((flatten_inputs(SERVER_EXAMPLES[0]) @ w + b).argmax(1) == SERVER_EXAMPLES[1])
     )
 
 
@@ -143,7 +143,7 @@ def student_gradient(w, b, x, targets):
 
 
 def feddf_loop(annealed, hp, before, average, models, shares, key):
-    x = flatten_images(SERVER_EXAMPLES[0])
+    x = flatten_inputs(SERVER_EXAMPLES[0])
     targets = softmax(np.mean([x @ w + b for w, b in models], 0))
     _, key = jax.random.split(key)
     batches = list(server_batches(key, STEPS["distill_epochs"], 7, STEPS["distill_batch_size"]))
@@ -191,7 +191,7 @@ def drawn(posterior, key, before, models, shares, hp):
 
 
 def fedbe_loop(posterior, samples, divisor, hp, before, average, models, shares, key):
-    x = flatten_images(SERVER_EXAMPLES[0])
+    x = flatten_inputs(SERVER_EXAMPLES[0])
     draw_key, key = jax.random.split(key)
     keys = jax.random.split(draw_key, samples)
     more = [drawn(posterior, k, before, models, shares, hp) for k in keys]

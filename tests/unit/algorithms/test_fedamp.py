@@ -16,7 +16,7 @@ from support.reference_loop import (
     ReferenceFedAvg,
     cross_entropy,
     finite_difference_gradient,
-    flatten_images,
+    flatten_inputs,
     flatten_params,
 )
 from support.small_federation import make_full_pass_scheduler, make_small_federation
@@ -399,7 +399,7 @@ def test_objective_matches_equation_1(scale, attention_):
     federation = make_federation("fedamp", options, {"sigma": 1.3, "prox_lambda": 2.0})
     state, _ = federation.run(2)
     images, labels = federation.data
-    x, clients = flatten_images(images), range(len(CLIENT_SIZES))
+    x, clients = flatten_inputs(images), range(len(CLIENT_SIZES))
     held = [consecutive_partition().client_indices(k) for k in clients]
     start = np.stack([flatten_params(federation.personal_model(state, k)) for k in clients])
     heard = [k for k, size in enumerate(CLIENT_SIZES) if size]

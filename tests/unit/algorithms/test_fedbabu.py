@@ -86,7 +86,7 @@ def test_tuned_part_trains(part):
         indices = np.arange(3) + 3 * step
         batch = Batch(images[indices], labels[indices], np.ones(3, np.float32), step)
         local, _ = client.step(context, local, batch)
-        gradient, direction = loop.gradient(model, loop.images[indices], loop.labels[indices]), zero
+        gradient, direction = loop.gradient(model, loop.inputs[indices], loop.labels[indices]), zero
         for layer in TUNED_LAYERS[part]:
             direction = loop.select_layer(layer, gradient, direction)
         model = adam.step(model, direction, lr)

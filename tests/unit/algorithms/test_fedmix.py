@@ -116,7 +116,7 @@ class Mixed(ReferenceFedAvg):
         super().__init__(federation)
         averages = federation.inputs["averages"]
         self.name, self.count, self.seen = name, int(averages.num_rows), set()
-        self.means = np.asarray(averages.images, np.float64).reshape(self.count, -1)
+        self.means = np.asarray(averages.inputs, np.float64).reshape(self.count, -1)
         self.mean_labels = np.asarray(averages.labels, np.float64)
 
     def descent_direction(self, model, batch):

@@ -62,7 +62,7 @@ class ReferenceFedProto(ReferenceFedAvg):
         features, labels = [], []
         for client, model in zip(clients, models, strict=True):
             held = self.federation.scheduler.partition.client_indices(client)
-            features.append(compute_features(self.params(model), self.images[held]))
+            features.append(compute_features(self.params(model), self.inputs[held]))
             labels.append(self.labels[held])
         features, labels = map(np.concatenate, (features, labels))
         self.prototypes |= {c: features[labels == c].mean(0) for c in np.unique(labels)}

@@ -19,7 +19,7 @@ from support.data import (
 )
 from support.reference_loop import (
     ReferenceFedAvg,
-    flatten_images,
+    flatten_inputs,
     flatten_params,
     run_and_compare,
     server_batches,
@@ -73,13 +73,13 @@ class ServerLearning(ReferenceFedAvg):
         reach = self.hp["server_lr"] * self.hp["local_lr"] * steps
         if self.rule == "moved":
             whole = self.gradient(
-                self.global_vector, flatten_images(SERVER_EXAMPLES[0]), SERVER_EXAMPLES[1]
+                self.global_vector, flatten_inputs(SERVER_EXAMPLES[0]), SERVER_EXAMPLES[1]
             )
             reach = np.linalg.norm(average - self.global_vector) / np.linalg.norm(whole)
         lr = self.hp["gamma"] * self.hp.get("gamma_decay", 1) ** r * reach / len(batches)
         begun = average if self.incremental else self.global_vector
         learnt = self.run_sgd(
-            begun, flatten_images(SERVER_EXAMPLES[0]), SERVER_EXAMPLES[1], batches, lr
+            begun, flatten_inputs(SERVER_EXAMPLES[0]), SERVER_EXAMPLES[1], batches, lr
         )
         self.global_vector = average + (learnt - begun)
 
@@ -159,7 +159,7 @@ def test_fsl_with_frozen_clients_is_sgd():
     gamma = rate * -(-sum(CLIENT_SIZES) // BATCH_SIZE) / (1e-7 * per_client)
     hp = {"server_lr": 1.0, "local_lr": 1e-7, "gamma": gamma}
     federation = make_federation("fsl", hp=hp, server=(make_blobs(), 1))
-    x, y = flatten_images(make_blobs()[0]), make_blobs()[1]
+    x, y = flatten_inputs(make_blobs()[0]), make_blobs()[1]
     loop = ReferenceFedAvg(federation)
     model = start = loop.global_vector
     for r in range(3):
@@ -203,7 +203,7 @@ def test_pretraining_is_sgd_in_any_pieces(pieces):
     assert work.count_completed(state) == work.num_iterations == 5
     batches = server_batches(key, 5, len(SERVER_EXAMPLES[1]))
     model = loop.run_sgd(
-        loop.global_vector, flatten_images(SERVER_EXAMPLES[0]), SERVER_EXAMPLES[1], batches, 0.2
+        loop.global_vector, flatten_inputs(SERVER_EXAMPLES[0]), SERVER_EXAMPLES[1], batches, 0.2
     )
     loop.assert_model(federation.global_params(state), model=model, atol=3e-6)
 
@@ -396,7 +396,7 @@ def test_gaps_match_full_gradients(lanes, spread):
     scheduler, noises = make_full_pass_scheduler(plan), []
     cohort = Cohort(scheduler.make_round(0), federation.examples, federation.server)
     actual = jax.jit(lambda v: measure_gradient_gaps(federation.task, plan, v, cohort))(variables)
-    x, y = flatten_images(make_blobs()[0]), make_blobs()[1]
+    x, y = flatten_inputs(make_blobs()[0]), make_blobs()[1]
     clients = [
         (x[c], y[c])
         for c in map(consecutive_partition().client_indices, range(len(CLIENT_SIZES)))
@@ -404,7 +404,7 @@ def test_gaps_match_full_gradients(lanes, spread):
     ]
     (whole, server, *own) = softmax_gradients(
         variables["params"],
-        [(x, y), (flatten_images(SERVER_EXAMPLES[0]), SERVER_EXAMPLES[1]), *clients],
+        [(x, y), (flatten_inputs(SERVER_EXAMPLES[0]), SERVER_EXAMPLES[1]), *clients],
     )
     np.testing.assert_allclose(actual["server_gap"], ((server - whole) ** 2).sum(), rtol=1e-4)
     expected = np.mean([((g - whole) ** 2).sum() for g in own])
@@ -422,7 +422,7 @@ def test_gaps_match_full_gradients(lanes, spread):
         drawn = zip(*scheduler.client_batches(0, c), strict=True)
         noises.append(noise(x, y, [whole[:size] for whole, size in drawn], mine))
     np.testing.assert_allclose(actual["client_noise"], np.mean(noises), rtol=1e-3)
-    sx, sy = flatten_images(SERVER_EXAMPLES[0]), SERVER_EXAMPLES[1]
+    sx, sy = flatten_inputs(SERVER_EXAMPLES[0]), SERVER_EXAMPLES[1]
     steps = -(-len(sy) // BATCH_SIZE)
     batches = make_shuffled_batches(jax.random.key(0), len(sy), BATCH_SIZE)
     positions = map(batches.take_step, range(steps))

@@ -59,7 +59,7 @@ class ReferenceIFCA(ReferenceFedAvg):
     def loss(self, client, model):
         held = self.federation.scheduler.partition.client_indices(client)
         return cross_entropy(
-            compute_logits(self.params(model), self.images[held]), self.labels[held]
+            compute_logits(self.params(model), self.inputs[held]), self.labels[held]
         )
 
     def initial_client_model(self, client):

@@ -31,7 +31,7 @@ class ReferenceQFedAvg(ReferenceFedAvg):
 
     def loss(self, client, model):
         held = self.federation.scheduler.partition.client_indices(client)
-        logits = compute_logits(self.params(model), self.images[held])
+        logits = compute_logits(self.params(model), self.inputs[held])
         return cross_entropy(logits, self.labels[held])
 
     def update_server(self, r, clients, models):

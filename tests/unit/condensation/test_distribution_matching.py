@@ -198,7 +198,7 @@ def test_pool_training_equals_float64_loop():
         )
     )(variables, pool, KEY)
     valid = np.asarray(pool.is_valid)
-    x = np.asarray(pool.images)[valid].reshape(valid.sum(), -1).astype(np.float64)
+    x = np.asarray(pool.inputs)[valid].reshape(valid.sum(), -1).astype(np.float64)
     y = np.asarray(pool.labels)[valid]
     weights = [np.asarray(variables["params"][n], np.float64) for n in ("w", "b")]
     velocity = [0.0, 0.0]
@@ -222,7 +222,7 @@ def test_pool_epoch_visits_valid_images():
     )
     moved = (np.asarray(variables["params"]["w"]) - np.asarray(trained["params"]["w"])) / lr
     valid = np.asarray(pool.is_valid)
-    x = np.asarray(pool.images)[valid].reshape(12, -1).astype(np.float64)
+    x = np.asarray(pool.inputs)[valid].reshape(12, -1).astype(np.float64)
     start = [np.asarray(variables["params"][n], np.float64) for n in ("w", "b")]
     expected = 3 * softmax_gradient(*start, x, np.asarray(pool.labels)[valid])[0]
     np.testing.assert_allclose(moved, expected, atol=5e-3)
@@ -253,7 +253,7 @@ def matching_over_the_pool(model, params, pool, knowledge):
     """The weighted term, in one pass over the valid images."""
     valid = np.flatnonzero(np.asarray(pool.is_valid))
     variables = {"params": params, "state": {}}
-    logits, _ = model.apply(variables, pool.images[valid], train=False)
+    logits, _ = model.apply(variables, pool.inputs[valid], train=False)
     sums, seen = sum_logits_by_class(logits, pool.labels[valid], jnp.ones(len(valid)), NUM_CLASSES)
     present = (seen > 0) & knowledge.is_owned
     means = divide_by_count(sums, seen)

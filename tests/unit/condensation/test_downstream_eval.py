@@ -106,7 +106,7 @@ def test_train_from_init_equals_float64_loop():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"images": np.zeros((12, 3, 3, 1))}, r"shape of images = \(12, 3, 3, 1\)"),
+        ({"inputs": np.zeros((12, 3, 3, 1))}, r"shape of inputs = \(12, 3, 3, 1\)"),
         ({"labels": LABELS[:5]}, "labels = "),
         ({"labels": LABELS + 1}, "labels = "),
         ({"epochs": 0}, "epochs = 0"),
@@ -114,7 +114,7 @@ def test_train_from_init_equals_float64_loop():
     ],
 )
 def test_downstream_rejects_invalid_arguments(change, message):
-    arguments = {"images": np.zeros((12, *IMAGE_SHAPE)), "labels": LABELS, **change}
+    arguments = {"inputs": np.zeros((12, *IMAGE_SHAPE)), "labels": LABELS, **change}
     with pytest.raises(ConfigError, match=message):
         compare_with_random_subset(MODEL, dataset=DATASET, **arguments)
 

@@ -31,14 +31,14 @@ def make_params(seed=0):
 def make_data(num_samples=6):
     rng = np.random.default_rng(1)
     return SyntheticData(
-        images=jnp.asarray(rng.normal(size=(num_samples, *SHAPE)), jnp.float32),
+        inputs=jnp.asarray(rng.normal(size=(num_samples, *SHAPE)), jnp.float32),
         label_logits=jnp.asarray(rng.normal(size=(num_samples, CLASSES)), jnp.float32),
         step_size=jnp.float32(0.7),
     )
 
 
 def loss(params, data):
-    return soft_cross_entropies(apply_params(params, data.images), data.label_logits).mean()
+    return soft_cross_entropies(apply_params(params, data.inputs), data.label_logits).mean()
 
 
 def assert_close(ours, theirs):
@@ -86,7 +86,7 @@ def test_fine_tune_epoch_visits_every_sample(batch_size, steps):
     assert len(seen) == 2 * steps
     for epoch in (seen[:steps], seen[steps:]):
         used = np.concatenate(epoch)[:10]  # behind them are fillers of weight 0
-        expected = np.asarray(data.images).sum((1, 2, 3))
+        expected = np.asarray(data.inputs).sum((1, 2, 3))
         np.testing.assert_allclose(np.sort(used), np.sort(expected), rtol=1e-5)
 
 
@@ -116,6 +116,6 @@ def test_train_from_scratch_fits_separable_data():
     def accuracy(params, key):
         task = SyntheticTask(apply_params, "flip")
         trained = train_from_scratch(task, params, data, key, epochs=101)
-        return (apply_params(trained, data.images).argmax(1) == labels).mean()
+        return (apply_params(trained, data.inputs).argmax(1) == labels).mean()
 
     assert (jax.vmap(accuracy)(inits, jax.random.split(jax.random.key(0), 3)) == 1).all()

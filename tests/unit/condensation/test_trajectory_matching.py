@@ -215,7 +215,7 @@ def test_synthesis_in_several_calls_is_bit_equal():
     pieces = jax.tree.map(lambda *parts: np.concatenate(parts), *infos)
     for a, b in zip(jax.tree.leaves((whole, info)), jax.tree.leaves((state, pieces)), strict=True):
         np.testing.assert_array_equal(a, b)
-    assert not np.array_equal(whole.data.images, start.data.images)
+    assert not np.array_equal(whole.data.inputs, start.data.inputs)
 
 
 def test_synthesis_updates_with_own_learning_rates():
@@ -224,7 +224,7 @@ def test_synthesis_updates_with_own_learning_rates():
     hp = traced(SynthesisHyperParameters(0.03, 0.002, 0.3, 0.01))
     state, _ = run(hp, start, real_trajectory(), jax.random.key(0), 0, num_iterations=1)
     moved = jax.tree.map(lambda new, old: np.abs(new - old), state.data, start.data)
-    np.testing.assert_allclose(np.median(moved.images), 0.03, rtol=1e-3)
+    np.testing.assert_allclose(np.median(moved.inputs), 0.03, rtol=1e-3)
     np.testing.assert_allclose(np.median(moved.label_logits), 0.002, rtol=1e-3)
     np.testing.assert_allclose(moved.step_size, 0.01, rtol=1e-3)
 
@@ -252,7 +252,7 @@ def test_synthesis_skips_nonfinite_iterations():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.adam))
     assert all(np.isfinite(value) for value in mean_loss_by_start(info).values())
     # No start 3, no score; the result falls back to the last iterate.
-    np.testing.assert_array_equal(synthesis.get_result(state).images, state.data.images)
+    np.testing.assert_array_equal(synthesis.get_result(state).inputs, state.data.inputs)
 
     broken = jnp.full_like(trajectory, jnp.nan)
     state, info = run(hp, start, broken, jax.random.key(1), 0, num_iterations=60)
@@ -306,7 +306,7 @@ def test_synthesis_initial_labels():
     np.testing.assert_array_equal(
         state.data.label_logits, 2 * np.eye(CLASSES)[np.repeat(np.arange(CLASSES), 3)]
     )
-    assert state.data.images.shape == (9, *SHAPE)
+    assert state.data.inputs.shape == (9, *SHAPE)
     assert state.data.step_size == np.float32(0.3)
 
 
@@ -384,7 +384,7 @@ def test_plot_synthesis_layout(channels):
     rng = np.random.default_rng(0)
     snapshots = {
         iteration: SyntheticData(
-            images=rng.normal(size=(6, 8, 8, channels)),
+            inputs=rng.normal(size=(6, 8, 8, channels)),
             label_logits=5 * np.eye(CLASSES)[[0, 0, 1, 1, 2, 2]],
             step_size=np.float32(0.04),
         )

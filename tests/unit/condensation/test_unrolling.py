@@ -37,7 +37,7 @@ def network(name):
 def synthetic(samples=SAMPLES):
     rng = np.random.default_rng(1)
     return SyntheticData(
-        images=jnp.asarray(rng.normal(size=(samples, *SHAPE))),
+        inputs=jnp.asarray(rng.normal(size=(samples, *SHAPE))),
         label_logits=jnp.asarray(rng.normal(size=(samples, CLASSES))),
         step_size=jnp.asarray(0.7),
     )
@@ -108,7 +108,7 @@ def test_unroll_equals_sgd_loop(scaling, momentum):
             num_steps=7,
             momentum=momentum,
         )
-    x = np.asarray(data.images).reshape(SAMPLES, -1)
+    x = np.asarray(data.inputs).reshape(SAMPLES, -1)
     divisor = SAMPLES * (CLASSES if scaling == "cross_entropy_over_classes" else 1)
     expected, buffer = start, 0.0
     for _ in range(7):
@@ -131,7 +131,7 @@ def test_first_order_sums_derivatives_of_steps():
 
         def step(start, point, data):
             """Return `start` after a step along the gradient at `point`."""
-            samples = data.images, data.label_logits, weights
+            samples = data.inputs, data.label_logits, weights
             gradient = jax.grad(lambda w: task.sum_losses(unravel(w), samples, None))(point)
             return start - data.step_size * gradient
 
@@ -147,7 +147,7 @@ def test_first_order_sums_derivatives_of_steps():
 
         np.testing.assert_allclose(value, exact_value, rtol=1e-12)
         assert_equal(gradients, jax.grad(reference)(data))
-        assert not np.allclose(gradients.images, exact.images, rtol=1e-3)
+        assert not np.allclose(gradients.inputs, exact.inputs, rtol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -185,11 +185,11 @@ def test_inner_epoch_begins_with_remainder():
     data = SyntheticData(jnp.ones((6, 2, 2, 1)), jnp.asarray(rng.normal(size=(6, 3))), 0.1)
 
     def sum_end(images, num_steps):
-        args = (lambda w: w.reshape(4, 3), jnp.ones(12), data._replace(images=images))
+        args = (lambda w: w.reshape(4, 3), jnp.ones(12), data._replace(inputs=images))
         key = jax.random.key(0)
         return (unroll(task, *args, key, num_steps=num_steps, batch_size=4) ** 2).sum()
 
-    used = [np.abs(jax.grad(sum_end)(data.images, n)).max((1, 2, 3)) > 0 for n in range(1, 4)]
+    used = [np.abs(jax.grad(sum_end)(data.inputs, n)).max((1, 2, 3)) > 0 for n in range(1, 4)]
     assert [int(images.sum()) for images in used] == [2, 6, 6]
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from fedjax_het import ConfigError, RunSpec, dataset_from_arrays, grid, load_dat
 from fedjax_het.cli.options import load_config_file, rename_flags
 from fedjax_het.config.settings import FORMER_SETTING_NAMES
 from fedjax_het.data.array_cache import load_cached_arrays
+from fedjax_het.methods import Batch
+from fedjax_het.runtime.checkpointing import load_checkpoint, save_checkpoint
 from fedjax_het.utils.former_names import FORMER_ARRAY_NAMES
 from fedjax_het.utils.io import write_npz
 
@@ -119,3 +122,29 @@ def test_cached_arrays_have_present_names(tmp_path):
     write_npz(tmp_path / "old.npz", {"train_images": np.arange(3), "train_labels": np.ones(3)}, {})
     arrays, _ = load_cached_arrays("old", tmp_path)
     assert arrays.keys() == {"train_inputs", "train_labels"}
+
+
+def test_inputs_of_examples_accept_former_names():
+    rows = np.ones((4, 2), np.float32)
+    with pytest.warns(
+        DeprecationWarning, match="Batch: images is deprecated, use inputs"
+    ) as record:
+        batch = Batch(images=rows, labels=None, mask=None, step_index=0)
+    assert len(record) == 1 and record[0].filename == __file__
+    with pytest.warns(DeprecationWarning, match="Batch.images is deprecated, use inputs"):
+        assert batch.images is rows
+    with pytest.warns(DeprecationWarning, match="Batch: images is deprecated"):
+        changed = batch._replace(images=rows + 1)
+    assert changed._fields == batch._fields and changed.inputs is not rows
+
+
+def test_states_with_former_names_are_read(tmp_path):
+    class FormerState(NamedTuple):
+        images: np.ndarray
+
+    class State(NamedTuple):
+        inputs: np.ndarray
+
+    save_checkpoint(tmp_path / "state", [FormerState(np.arange(3))], {})
+    (state,) = load_checkpoint(tmp_path / "state", [State(np.zeros(3, np.arange(3).dtype))])
+    np.testing.assert_array_equal(state.inputs, np.arange(3))

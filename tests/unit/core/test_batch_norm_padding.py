@@ -16,7 +16,7 @@ from support.markers import slow_case
 from support.networks import make_centered_model
 from support.reference_loop import (
     ReferenceFedAvg,
-    flatten_images,
+    flatten_inputs,
     flatten_params,
     logit_gradient,
     server_batches,
@@ -252,7 +252,7 @@ def test_padding_has_no_effect_on_dynafed():
         task = _make_task(model, variables, DynaFedOptions(), SINGLE_DEVICE)
 
         def mean_loss(params, batch):
-            samples = batch.images, jnp.eye(3)[batch.labels] * 4, batch.mask / batch.mask.sum()
+            samples = batch.inputs, jnp.eye(3)[batch.labels] * 4, batch.mask / batch.mask.sum()
             return task.sum_losses(params, samples, None)
 
         compute = lambda batch: jax.value_and_grad(mean_loss)(variables["params"], batch)  # noqa: E731
@@ -379,7 +379,7 @@ class FSLLoop(BatchNormLoop):
         batches = list(server_batches(key, 1, len(SERVER_EXAMPLES[1])))
         steps = np.mean([len(self.minibatches(r, k)) for k in clients])
         lr = self.hp["gamma"] * self.hp["local_lr"] * steps / len(batches)
-        x, y = flatten_images(SERVER_EXAMPLES[0]), SERVER_EXAMPLES[1]
+        x, y = flatten_inputs(SERVER_EXAMPLES[0]), SERVER_EXAMPLES[1]
         self.global_vector = self.run_sgd(average, x, y, batches, lr)
 
 
@@ -427,5 +427,5 @@ def test_pool_training_matches_float64_loop():
     steps = [jax.tree.map(np.asarray, plan.take_step(step)) for step in range(6)]
     batches = [index[mask > 0] for index, mask in steps]
     assert [len(index) for index in batches] == [4, 4, 3, 4, 4, 3]
-    vector = loop.run_sgd(loop.global_vector, flatten_images(images), labels, batches, 0.1)
+    vector = loop.run_sgd(loop.global_vector, flatten_inputs(images), labels, batches, 0.1)
     loop.assert_model(get_leaves(trained), model=vector, atol=1e-6)

@@ -126,7 +126,7 @@ def test_train_on_examples_with_uneven_batches(batch_size):
 def test_train_on_synthetic_pool_shared(matching):
     model = network("batch norm")
     start, data = model.init(jax.random.key(0)), examples_for(model, 10)
-    pool = SyntheticPool(data.images.astype(jnp.float32), data.labels, jnp.arange(10) != 4)
+    pool = SyntheticPool(data.inputs.astype(jnp.float32), data.labels, jnp.arange(10) != 4)
     soft = jax.nn.softmax(jnp.asarray(np.random.default_rng(1).normal(size=(CLASSES, CLASSES))))
     knowledge = SoftLabelTargets(
         soft.astype(jnp.float32), jnp.arange(CLASSES) > 0, *jnp.float32([2, 3])
@@ -152,7 +152,7 @@ def test_fine_tune_shared(kind, batch_size):
     model = network(kind)
     variables, data = model.init(jax.random.key(0)), examples_for(model, 6)
     labels = 3 * jax.nn.one_hot(data.labels, CLASSES)
-    synthetic = SyntheticData(data.images.astype(jnp.float32), labels, jnp.float32(0.1))
+    synthetic = SyntheticData(data.inputs.astype(jnp.float32), labels, jnp.float32(0.1))
 
     def tuned(sharing, params, synthetic, key):
         def apply_params(params, x, *, sample_mask=None, batch_axis=None):
@@ -172,7 +172,7 @@ def test_fine_tune_shared(kind, batch_size):
 )
 @pytest.mark.parametrize("siamese", [False, slow_case(True)])
 def test_augment_shared(siamese, strategy):
-    images = examples_for(network("mlp"), 6).images.astype(jnp.float32)
+    images = examples_for(network("mlp"), 6).inputs.astype(jnp.float32)
 
     def changed(sharing, images, key):
         def of(images):
@@ -284,7 +284,7 @@ def test_shared_pass_splits_work():
         task = Task(model, (0.0,), (1.0,))
         return sharing.map_samples(lambda x: compute_logits(task, variables, x), images)
 
-    work = passed, model.init(jax.random.key(0)), examples_for(model, 64).images
+    work = passed, model.init(jax.random.key(0)), examples_for(model, 64).inputs
     assert share_of_operations(*work) == pytest.approx(1 / DEVICES, rel=0.2)
 
 

@@ -29,7 +29,7 @@ def least_squares(variables, batch, key):
     """Mean of (x . w - y)^2 / 2; the state counts steps."""
 
     def loss(params):
-        errors = batch.images @ params["w"] - batch.labels
+        errors = batch.inputs @ params["w"] - batch.labels
         return 0.5 * (batch.mask * errors**2).sum() / batch.mask.sum()
 
     value, gradient = jax.value_and_grad(loss)(variables["params"])

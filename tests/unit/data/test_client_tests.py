@@ -103,7 +103,7 @@ def test_local_tests_share_scarce_examples(caplog):
         tests = make_tests(partition, train=train, test=test, num_classes=2, per_client=6)
         assert not caplog.records and len(np.unique(tests.indices)) == 18
         tests = make_tests(partition, train=train, test=test, num_classes=2, per_client=16)
-    assert "48 images are drawn from 50 test images" in caplog.text
+    assert "48 examples are drawn from 50 test examples" in caplog.text
     assert "class 0 is in the tests of up to 3 clients" in caplog.text
     uses = np.bincount(tests.indices, minlength=50)
     # 24 are asked of ten examples: each is in two or three tests. Of the others, none is in two.
@@ -136,7 +136,7 @@ def test_local_tests_with_rare_class(count, caplog):
     counts = tests.label_counts(test, 3)
     if count >= 10:  # a test of this size is not too small, and common to all clients
         assert tests.sizes.tolist() == [count] * 3
-        assert f"clients' tests have {count} images each: 100% of client 1" in caplog.text
+        assert f"clients' tests have {count} examples each: 100% of client 1" in caplog.text
     elif count >= 5:  # enough for a test of 10 of client 0
         assert counts.tolist() == [[5, 0, 5], [0, 0, 5], [10, 0, 0]]
     else:

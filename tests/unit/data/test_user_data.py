@@ -374,7 +374,7 @@ BAD_ARRAYS = {
     "domain names": (DOMAINS | {"domain_names": ["a"]}, "at least 2 domains"),
     "same domain names": (DOMAINS | {"domain_names": ["a", "a"]}, "a different name"),
     "reserved name": (DOMAINS | {"domain_names": ["a", "domains"]}, "not 'domains'"),
-    "no test image": (DOMAINS | {"domain_names": ["a", "b", "c"]}, "no test image of domain 'c'"),
+    "no test image": (DOMAINS | {"domain_names": ["a", "b", "c"]}, "no test example of domain 'c'"),
 }
 
 

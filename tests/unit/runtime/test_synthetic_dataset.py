@@ -56,7 +56,7 @@ def test_export_command(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out) == {"files": [str(model)]}
     assert model.exists()
     with np.load(synthetic) as data:
-        np.testing.assert_array_equal(data["images"], output.synthetic_dataset().images)
+        np.testing.assert_array_equal(data["images"], output.synthetic_dataset().inputs)
 
 
 def test_usage_of_export_fits_80_columns(capsys, monkeypatch):
@@ -68,7 +68,9 @@ def test_usage_of_export_fits_80_columns(capsys, monkeypatch):
 
 def test_export_errors(tmp_path, capsys):
     output = simulate(make_spec(rounds=2), dataset=DATA, output_dir=tmp_path)
-    with pytest.raises(ConfigError, match="algorithm = 'fedavg': expected a method that makes"):
+    with pytest.raises(
+        ConfigError, match="algorithm = 'fedavg': expected a method that synthesizes"
+    ):
         output.synthetic_dataset()
     result = str(tmp_path / f"{output.digest()}.json")
     assert Result.load(result).model() is not None
@@ -76,7 +78,7 @@ def test_export_errors(tmp_path, capsys):
         result: "--model is missing: expected a path, or --synthetic PATH",
         f"{result} --client 2 --synthetic s": "--client = 2: expected no value, or --model PATH",
         f"{result} --model m --client 2": "--client = 2: expected no value: clients of fedavg",
-        f"{result} --synthetic s.npz": "a method that makes images",
+        f"{result} --synthetic s.npz": "a method that synthesizes data",
         f"{tmp_path}/none.json --model m": "the JSON file of a result",
         f"{result} --model {tmp_path}": "expected a file that can be written",
     }

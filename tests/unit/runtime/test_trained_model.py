@@ -131,7 +131,7 @@ def test_load_model_rejects_damaged_files(cut, tmp_path):
     ("ask", "expected"),
     [
         (lambda result: result.model(0), "clients of fedavg have no models of their own"),
-        (lambda result: result.model().logits(np.zeros((2, 3, 3, 1), np.uint8)), "images = "),
+        (lambda result: result.model().logits(np.zeros((2, 3, 3, 1), np.uint8)), "inputs = "),
         (lambda result: result.model().evaluate(DATA.test_inputs, [5] * 60), r"labels\[0\] = 5"),
         (lambda result: Result(result.spec, {}, {}).model(), "has no final state"),
     ],
@@ -194,14 +194,14 @@ def test_saved_model_knows_scale_of_images(dtype, tmp_path):
         np.testing.assert_allclose(model.logits(images), model.logits(first), atol=tolerance)
     for images in REJECTED_INPUTS[dtype]:
         with pytest.raises(
-            ConfigError, match=r"^(dtype of |range of |)images = .*: expected [^\n]+$"
+            ConfigError, match=r"^(dtype of |range of |)inputs = .*: expected [^\n]+$"
         ):
             model.logits(images)
 
 
 @pytest.mark.parametrize("type_name", ["<u2", ">u2"])
 def test_model_of_8_bits_rejects_16_bits_by_type(type_name):
-    with pytest.raises(ConfigError, match=r"^dtype of images = .*training images are uint8"):
+    with pytest.raises(ConfigError, match=r"^dtype of inputs = .*training images are uint8"):
         make_model_of(PIXELS).logits(WIDE.astype(type_name))
 
 
