@@ -60,6 +60,7 @@ class Regime(NamedTuple):
       rounds: number of rounds in each turn.
       kind: "rounds", "sweep", "synthesis" or "server".
       num_images: number of training images.
+      dataset: name of a data set in the package; None: images.
       seeds: number of seeds of a sweep.
       server: settings of the server's training, see `torch_server.py`.
       peers: peers that can do the same work.
@@ -71,6 +72,7 @@ class Regime(NamedTuple):
     rounds: int
     kind: str = "rounds"
     num_images: int = 60_000
+    dataset: str | None = None
     seeds: int = 1
     server: dict[str, Any] | None = None
     peers: tuple[str, ...] = tuple(PEERS)
@@ -92,6 +94,14 @@ FEDAVG: dict[str, Any] = {
     "hp": {"local_lr": 0.05},
 }
 CONVNET32 = {**FEDAVG, "model": "convnet", "width": 32}
+SPEAKERS: dict[str, Any] = {
+    **{name: FEDAVG[name] for name in FEDAVG if name not in ("partition", "model")},
+    "partition": "natural",
+    "num_clients": 20,
+    "participation": 1.0,
+    "batch_size": 10,
+    "hp": {"local_lr": 0.5},
+}
 DYNAFED: dict[str, Any] = {
     "algorithm": "dynafed",
     "model": "convnet",
@@ -178,6 +188,20 @@ REGIMES = {
         server={"batch_size": 128, "epochs": 4, "teachers": 8},
         turns=2,
     ),
+    **{
+        f"R9-{name}": Regime(
+            f"next characters by speaker, {network}: 20 clients, 1,894 sequences of 40, batch 10",
+            {**SPEAKERS, "model": model, "network_options": {"hidden": width, "layers": layers}},
+            3,
+            dataset="speakers",
+            peers=("torch",),
+        )
+        for name, network, model, width, layers in (
+            ("lstm-256", "LSTM with two layers of 256", "lstm", 256, 2),
+            ("lstm-64", "LSTM of 64", "lstm", 64, 1),
+            ("gru-64", "GRU of 64", "gru", 64, 1),
+        )
+    },
 }
 SLOWEST_REGIME = "R6-128"  # minutes on a CPU: only if it is named
 
@@ -187,7 +211,8 @@ class Arguments:
     """Compare the speed of local training with other simulators."""
 
     regimes: tuple[str, ...] = tuple(name for name in REGIMES if name != SLOWEST_REGIME)
-    """Regimes: R1, R2-32, R2-128, R3, R4-0.1, R4-0.01, R5, R6-mlp, R6-32, R6-128, R7, R8."""
+    """Regimes: R1, R2-32, R2-128, R3, R4-0.1, R4-0.01, R5, R6-mlp, R6-32, R6-128, R7, R8,
+    R9-lstm-256, R9-lstm-64, R9-gru-64."""
     turns: PositiveInt = 2
     """Number of turns of each program (the longest regimes have one)."""
     quick: bool = False
@@ -221,6 +246,10 @@ def run_benchmark(arguments: Arguments) -> int:
     with tempfile.TemporaryDirectory() as folder:
         dataset, record["data"] = load_images()
         write_images(Path(folder) / "images.npz", dataset)
+        for dataset_name in {REGIMES[name].dataset for name in arguments.regimes} - {None}:
+            text = load_dataset(str(dataset_name))
+            path = Path(folder) / f"{dataset_name}.npz"
+            np.savez(path, images=text.train_inputs, labels=text.train_labels)
         for name in arguments.regimes:
             print(f"{name}: {REGIMES[name].description}", file=sys.stderr)
             turns = alternate_programs(name, arguments, interpreters, Path(folder))
@@ -322,11 +351,14 @@ def alternate_programs(
 
 def make_settings(regime: Regime, arguments: Arguments, folder: Path) -> dict[str, Any]:
     """Return the settings of a regime; each program reads a part of them."""
+    options = regime.spec.get("network_options", {})
     return {
         "kind": regime.kind,
         "spec": regime.spec,
         "network": regime.spec["model"],
-        "width": regime.spec.get("width"),
+        "width": regime.spec.get("width") or options.get("hidden"),
+        "layers": options.get("layers"),
+        "dataset": regime.dataset,
         "batch_size": regime.spec.get("batch_size"),
         "local_lr": regime.spec.get("hp", {}).get("local_lr"),
         "rounds": arguments.rounds or regime.rounds,
@@ -334,7 +366,7 @@ def make_settings(regime: Regime, arguments: Arguments, folder: Path) -> dict[st
         "server": regime.server,
         "num_images": regime.num_images,
         "threads": count_available_cores(),
-        "images": str(folder / "images.npz"),
+        "images": str(folder / f"{regime.dataset or 'images'}.npz"),
         "clients": str(folder / "clients.npz"),
         **(regime.server or {}),
     }

@@ -89,10 +89,15 @@ def iter_multiply_adds(jaxpr: Any) -> Iterator[int]:
       jaxpr: a `jax.core.Jaxpr`.
 
     Yields:
-      Number of multiply-adds of a product, as if it ran once.
+      Number of multiply-adds of a product, with all iterations of `jax.lax.scan`. Other loops count
+      as one iteration.
     """
-    counts = map(count_multiply_adds, iter_equations(jaxpr))
-    yield from (count for count in counts if count is not None)
+    for equation in jaxpr.eqns:
+        if (count := count_multiply_adds(equation)) is not None:
+            yield count
+        iterations = equation.params["length"] if equation.primitive.name == "scan" else 1
+        for inner in iter_inner_jaxprs(equation):
+            yield from (iterations * count for count in iter_multiply_adds(inner))
 
 
 def count_multiply_adds(equation: Any) -> int | None:

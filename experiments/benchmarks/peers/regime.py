@@ -21,19 +21,21 @@ class Regime:
     """Work that is equal for all programs.
 
     Attributes:
-      network: mlp, convnet or cnn.
-      width: channels of a convnet.
+      network: mlp, convnet, cnn, lstm or gru.
+      width: channels of a convnet, or width of a recurrent layer.
+      layers: number of recurrent layers.
       batch_size: samples of a local step.
       local_lr: learning rate of the clients.
       threads: number of CPU threads.
-      images: normalized float32 `[N, 28, 28, 1]`.
-      labels: int64 `[N]`.
+      images: normalized float32 `[N, 28, 28, 1]`, or tokens, int64 `[N, T]`.
+      labels: int64 `[N]`, or the next tokens, `[N, T]`.
       clients: positions of the examples of each client.
       cohorts: clients of each round.
     """
 
     network: str
     width: int | None
+    layers: int | None
     batch_size: int
     local_lr: float
     threads: int
@@ -54,14 +56,16 @@ def read_regime() -> Regime:
     with np.load(settings["clients"]) as file:
         clients = np.split(file["indices"], np.cumsum(file["sizes"])[:-1])
         cohorts = list(file["cohorts"])
-    names = ("network", "width", "batch_size", "local_lr", "threads")
+    names = ("network", "width", "layers", "batch_size", "local_lr", "threads")
     options = {name: settings[name] for name in names}
     return Regime(images=images, labels=labels, clients=clients, cohorts=cohorts, **options)
 
 
 def read_images(path: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return all images, normalized float32 `[N, 28, 28, 1]`, and labels `[N]`."""
+    """Return all images, normalized float32 `[N, 28, 28, 1]`, or tokens, and labels."""
     with np.load(path) as file:
+        if "mean" not in file:
+            return file["images"].astype(np.int64), file["labels"].astype(np.int64)
         images = (file["images"] / np.float32(255) - file["mean"]) / file["std"]
         return images.astype(np.float32), file["labels"].astype(np.int64)
 

@@ -21,7 +21,14 @@ from jax.sharding import PartitionSpec as P
 from regime import peak_memory, print_record
 
 import fedjax_het
-from fedjax_het import RunSpec, dataset_from_arrays, make_model, make_partition, simulate
+from fedjax_het import (
+    RunSpec,
+    dataset_from_arrays,
+    load_dataset,
+    make_model,
+    make_partition,
+    simulate,
+)
 from fedjax_het.core.client_loop import Examples
 from fedjax_het.core.client_rows import ClientModels
 from fedjax_het.core.distillation import compute_logits, sum_over_models
@@ -63,7 +70,9 @@ def main() -> None:
 
 
 def read_dataset(settings: dict[str, Any]):
-    """Return the training images; the test split is not used."""
+    """Return the data set; its test split is not used."""
+    if settings["dataset"] is not None:
+        return load_dataset(settings["dataset"])
     with np.load(settings["images"]) as file:
         images = file["images"][: settings["num_images"]]
         labels = file["labels"][: settings["num_images"]]
@@ -74,8 +83,14 @@ def read_dataset(settings: dict[str, Any]):
 
 def build_network(spec: RunSpec, dataset) -> Model:
     """Build the network of a run."""
-    options: dict[str, Any] = {} if spec.width is None else {"width": spec.width}
-    return make_model(spec.resolved().model, dataset.input_shape, 10, **options)
+    resolved = spec.resolved()
+    shape, num_tokens = dataset.input_shape, dataset.num_tokens
+    options = {
+        **resolved.model_options,
+        "num_tokens": num_tokens,
+        "per_token": dataset.train_labels.ndim > 1,
+    }
+    return make_model(resolved.model, shape, dataset.num_outputs, **options)
 
 
 def flops_per_sample(spec: RunSpec, dataset) -> int:
@@ -89,7 +104,13 @@ def time_rounds(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, A
     parameters: dict[str, Any] = {} if spec.alpha is None else {"alpha": spec.alpha}
     scheme, num_clients = spec.resolved().partition, spec.resolved().num_clients
     partition = make_partition(
-        scheme, dataset.train_labels, 10, num_clients=num_clients, seed=0, **parameters
+        scheme,
+        dataset.train_classes,
+        dataset.num_classes,
+        num_clients=num_clients,
+        seed=0,
+        users=dataset.train_users,
+        **parameters,
     )
     sizes = partition.sizes
     assert times.samples == [int(sizes[cohort].sum()) for cohort in times.cohorts]

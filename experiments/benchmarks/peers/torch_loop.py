@@ -22,7 +22,7 @@ def main() -> None:
 def make_round_function(regime: Regime, device: str):
     """Return the function of a round."""
     images, labels = to_tensors(regime.images, regime.labels, device)
-    model = make_network(regime.network, regime.width).to(device)
+    model = make_network(regime.network, regime.width, regime.layers).to(device)
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     clients = [torch.tensor(client).long() for client in regime.clients]
 

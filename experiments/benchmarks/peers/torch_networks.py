@@ -25,15 +25,46 @@ def set_up_torch(threads: int) -> tuple[str, Callable[[], None], str]:
     return device, wait, f"PyTorch {torch.__version__}, {device}"
 
 
-def make_network(name: str, width: int | None) -> nn.Module:
-    """Build mlp, convnet (of this width) or cnn for images [B, 1, 28, 28], with a fixed seed."""
+def make_network(name: str, width: int | None, layers: int | None = None) -> nn.Module:
+    """Build a network with a fixed seed.
+
+    Args:
+      name: mlp, convnet or cnn for images `[B, 1, 28, 28]`, lstm or gru for tokens `[B, T]`.
+      width: channels of a convnet, or width of a recurrent layer.
+      layers: number of recurrent layers.
+
+    Returns:
+      The network.
+    """
     torch.manual_seed(0)
+    if name in ("lstm", "gru"):
+        assert width is not None and layers is not None
+        return CharacterModel(name, width, layers)
     if name == "convnet":
         assert width is not None
         return convnet(width)
     if name not in ("mlp", "cnn"):
-        raise ValueError(f"network = {name!r}: expected mlp, cnn or convnet")
+        raise ValueError(f"network = {name!r}: expected mlp, cnn, convnet, lstm or gru")
     return {"mlp": mlp, "cnn": cnn}[name]()
+
+
+class CharacterModel(nn.Module):
+    """A recurrent network with logits of the next character `[B, C, T]` for tokens `[B, T]`."""
+
+    num_tokens = 60
+    embedding_width = 8
+
+    def __init__(self, name: str, width: int, layers: int):
+        """Build the layers."""
+        super().__init__()
+        self.embedding = nn.Embedding(self.num_tokens, self.embedding_width)
+        layer = {"lstm": nn.LSTM, "gru": nn.GRU}[name]
+        self.recurrent = layer(self.embedding_width, width, layers, batch_first=True)
+        self.head = nn.Linear(width, self.num_tokens)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the logits."""
+        return self.head(self.recurrent(self.embedding(tokens))[0]).transpose(1, 2)
 
 
 def mlp() -> nn.Module:
@@ -65,9 +96,11 @@ def cnn() -> nn.Module:
 def to_tensors(
     images: np.ndarray, labels: np.ndarray, device: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return images [N, 1, 28, 28] and labels [N] in the device's memory."""
-    channels_first = torch.tensor(images).permute(0, 3, 1, 2).contiguous()
-    return channels_first.to(device), torch.tensor(labels).to(device)
+    """Return images [N, 1, 28, 28] or tokens [N, T], and labels in the device's memory."""
+    inputs = torch.tensor(images)
+    if inputs.ndim == 4:
+        inputs = inputs.permute(0, 3, 1, 2).contiguous()
+    return inputs.to(device), torch.tensor(labels).to(device)
 
 
 def train_one_epoch(

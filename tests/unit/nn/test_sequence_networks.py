@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.x64 import enable_x64
 
-from fedjax_het.nn import make_model, to_model
+from fedjax_het.nn import count_training_flops, make_model, to_model
 from fedjax_het.nn.networks.recurrent import run_gru_cell, run_lstm_cell, run_positions
 from fedjax_het.utils.errors import ConfigError
 
@@ -190,3 +190,15 @@ def test_network_of_a_user_per_token():
     assert model.output_shape == (6, 5) and model.head.path == ("Dense_0",)
     with pytest.raises(ConfigError, match=r"expected logits, floats \(2, 5\)"):
         to_model(TokenNetwork, (6,), 5, num_tokens=5)
+
+
+@pytest.mark.parametrize(("cell", "gates"), [("lstm", 4), ("gru", 3)])
+@pytest.mark.parametrize("per_token", [False, True])
+def test_training_flops_count_all_positions(cell, gates, per_token):
+    length, tokens, hidden, embedding, classes = 7, 11, 5, 3, 11
+    options = {"hidden": hidden, "layers": 2, "embedding": embedding}
+    model = make_model(cell, (length,), classes, tokens, per_token, **options)
+    first = length * embedding * gates * hidden
+    others = length * 3 * hidden * gates * hidden  # two products with states, one with outputs
+    others += (length if per_token else 1) * hidden * classes
+    assert count_training_flops(model) == 2 * (2 * first + 3 * others)
