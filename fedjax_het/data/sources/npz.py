@@ -1,5 +1,6 @@
 """Archives of arrays that `numpy.savez` writes."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -7,6 +8,7 @@ import numpy as np
 
 from fedjax_het.data.sources.source import FILE_ORDER, Content, Source, to_indices
 from fedjax_het.data.validation import move_channels_last
+from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.errors import ConfigError
 
 # Names of arrays in the archive, by their names in `dataset_from_arrays`.
@@ -24,21 +26,31 @@ _NUM_REQUIRED = 4
 
 
 def read_npz_dataset(
-    location: str, cache_dir: Any = None, *, channels: Literal["first", "last"] | None = None
+    location: str,
+    cache_dir: Any = None,
+    *,
+    channels: Literal["first", "last"] | None = None,
+    series: bool = False,
+    task: str | None = None,
+    num_tokens: PositiveInt | None = None,
 ) -> Content:
-    """Read images and labels from an archive of NumPy.
+    """Read inputs and labels from an archive of NumPy.
 
     The archive has `x_train`, `y_train`, `x_test` and `y_test`, as in Keras, or `train_images`,
     `train_labels`, `test_images` and `test_labels`, as in MedMNIST. `train_inputs` and
     `test_inputs`, the names of this package, are accepted, too. Gray images `[N, H, W]` receive an
     axis of channels, and labels `[N, 1]` lose their last axis. Labels and domains may be texts.
-    Optional arrays are `client_train`, `client_test`, `domain_train`, `domain_test`, `class_names`
-    and `domain_names`.
+    Optional arrays are `client_train`, `client_test`, `domain_train`, `domain_test`, `class_names`,
+    `domain_names`, `task` and `num_tokens`.
 
     Args:
       location: path of the file.
       cache_dir: not used.
       channels: "first" for images `[N, C, H, W]`. Default: "last".
+      series: whether arrays `[N, T, F]` are series instead of gray images.
+      task: name of the task. Default: the array `task`, otherwise "classification".
+      num_tokens: number of different tokens of inputs `[N, T]`. Default: the array `num_tokens`;
+        without it inputs are numbers.
 
     Returns:
       `(arrays, meta)`.
@@ -65,12 +77,16 @@ def read_npz_dataset(
     arrays = {name: stored[key] for name, key in keys.items() if key is not None}
     for name in ("train_inputs", "test_inputs"):
         inputs = arrays[name]
-        inputs = inputs[..., None] if inputs.ndim == 3 else inputs
+        inputs = inputs[..., None] if inputs.ndim == 3 and not series else inputs
         arrays[name] = move_channels_last(keys[name] or name, inputs, channels)
     for name in ("train_labels", "test_labels"):
         if arrays[name].shape[1:] == (1,):
             arrays[name] = arrays[name][:, 0]
     meta: dict[str, Any] = {"source": "npz", "order": FILE_ORDER}
+    given = {"task": task, "num_tokens": num_tokens}
+    for name, convert in (("task", str), ("num_tokens", int)):
+        if (value := _get_scalar(location, stored, name, convert, given[name])) is not None:
+            meta[name] = value
     for kind, names in (("labels", "class_names"), ("domains", "domain_names")):
         meta[names] = tuple(map(str, stored.get(names, ())))
         both = [
@@ -80,6 +96,20 @@ def read_npz_dataset(
             both, meta[names] = to_indices(both, meta[names])
             arrays |= dict(zip((f"train_{kind}", f"test_{kind}"), both, strict=True))
     return arrays, meta
+
+
+def _get_scalar(
+    location: str, stored: dict[str, np.ndarray], name: str, convert: Callable, given: Any
+) -> Any:
+    """Return the value that the user gives, or else the stored one; None without both."""
+    if given is not None or name not in stored:
+        return given
+    try:
+        return convert(stored[name].item())
+    except ValueError as error:
+        shape, dtype = stored[name].shape, stored[name].dtype
+        expected = "one value, as np.array(60)" if convert is int else "one text"
+        raise ConfigError(f"{location}: {name} is {dtype} {shape}: expected {expected}") from error
 
 
 def _load(path: Path) -> dict[str, np.ndarray]:

@@ -139,3 +139,39 @@ def test_unusable_files(content, message, tmp_path):
         path.write_bytes(content)
     with pytest.raises(ConfigError, match=rf"^dataset = 'npz:.*a\.npz': .*({message})"):
         load_dataset(f"npz:{path}")
+
+
+def test_series_tokens_and_tasks(tmp_path):
+    random = np.random.default_rng(0)
+    series, tokens = random.normal(size=(12, 5, 2)), random.integers(0, 9, (12, 5))
+    numbers = random.normal(size=12)
+
+    def check(inputs, labels, options, stored, **arguments):
+        split = inputs[:8], labels[:8], inputs[8:], labels[8:]
+        arrays = dict(zip(KERAS, split, strict=True))
+        name = save(tmp_path / "a.npz", arrays, **stored)
+        dataset = load_dataset(f"{name}{options}")
+        assert dataset.digest() == dataset_from_arrays(*split, **arguments).digest()
+        assert dataset.task == arguments.get("task", "classification")
+
+    check(series, np.arange(12) % 3, "?series=true", {})
+    check(series, numbers, "?series=true&task=regression", {}, task="regression")
+    check(series[:, 0], numbers, "", {"task": "regression"}, task="regression")
+    check(tokens, np.arange(12) % 3, "?num_tokens=9", {}, num_tokens=9)
+    stored = {"task": "next_token", "num_tokens": 9}
+    check(tokens, tokens, "", stored, task="next_token", num_tokens=9)
+
+
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [
+        ({"task": np.array(["a", "b"])}, "task is <U1 (2,): expected one text"),
+        ({"num_tokens": np.array("x")}, "num_tokens is <U1 (): expected one value"),
+        ({"task": "sorting"}, "task = 'sorting'"),
+    ],
+)
+def test_damaged_facts(tmp_path, stored, message):
+    name = save(tmp_path / "a.npz", random_splits((6, 6, 3), 4), **stored)
+    with pytest.raises(ConfigError) as error:
+        load_dataset(name)
+    assert message in str(error.value) and "\n" not in str(error.value)
