@@ -1,7 +1,9 @@
 """Small data sets, written in the formats in which others publish them."""
 
+import contextlib
 import gzip
 import pickle
+import sqlite3
 import struct
 
 import numpy as np
@@ -93,6 +95,36 @@ def write_cifar_python(folder, arrays, *, num_batches, class_names, keys_are_byt
         write("batches.meta", {"label_names": list(class_names), "num_vis": 3072})
     test = "test" if num_batches == 1 else "test_batch"
     write_batch(test, arrays["test_inputs"], arrays["test_labels"])
+
+
+def write_tff_sqlite(path, splits):
+    """Write columns of each user of each split as the SQLite files of TensorFlow Federated."""
+    from tensorflow_datasets.proto import tf_example_pb2
+
+    def serialize(columns):
+        example = tf_example_pb2.Example()
+        for name, value in columns.items():
+            feature = example.features.feature[name]
+            if isinstance(value, bytes):
+                feature.bytes_list.value.append(value)
+            elif isinstance(value, np.ndarray):
+                feature.float_list.value.extend(value.ravel().tolist())
+            else:
+                feature.int64_list.value.append(int(value))
+        return example.SerializeToString()
+
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute(
+            "CREATE TABLE examples (split_name TEXT NOT NULL, client_id TEXT NOT NULL, "
+            "serialized_example_proto BLOB NOT NULL);"
+        )
+        for split, users in splits.items():
+            for user, columns in reversed(users.items()):
+                for values in zip(*columns.values(), strict=True):
+                    content = serialize(dict(zip(columns, values, strict=True)))
+                    row = (split, user, content)
+                    connection.execute("INSERT INTO examples VALUES (?, ?, ?);", row)
+        connection.commit()
 
 
 def assert_same_arrays(dataset, arrays):

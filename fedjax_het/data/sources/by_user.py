@@ -1,6 +1,8 @@
 """Examples that are stored by user, as in LEAF and TensorFlow Federated."""
 
+import math
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -70,6 +72,26 @@ def _join_users(users: Iterable[UserExamples]) -> dict[str, np.ndarray]:
             [each.user for each in examples], [len(each.labels) for each in examples]
         ),
     }
+
+
+def guess_shape(path: Path, num_pixels: int) -> tuple[int, int, int]:
+    """Return the shape (H, W, C) of square images, gray or of three channels.
+
+    Args:
+      path: the file, for the message.
+      num_pixels: number of values of an image.
+
+    Returns:
+      The shape.
+
+    Raises:
+      ConfigError: if there is no such shape.
+    """
+    for channels in (1, 3):
+        side = math.isqrt(num_pixels // channels)
+        if side * side * channels == num_pixels:
+            return side, side, channels
+    raise ConfigError(f"{path} has images of {num_pixels} pixels: expected shape=[H,W,C]")
 
 
 def _to_floats(images: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_het.data.sources.by_user import USER_ORDER, UserExamples, join_users
+from fedjax_het.data.sources.by_user import USER_ORDER, UserExamples, guess_shape, join_users
 from fedjax_het.data.sources.characters import LEAF_CHARACTERS, encode_leaf
 from fedjax_het.data.sources.source import Content, Source, list_files
 from fedjax_het.data.sources.splits import SplitArrays, TestFraction, load_splits
@@ -114,7 +114,7 @@ def _to_arrays(
             "lists of pixels and integers, or texts and characters"
         )
     if values.ndim == 2:
-        shape = tuple(shape or _guess_shape(path, values.shape[1]))
+        shape = tuple(shape or guess_shape(path, values.shape[1]))
         size = math.prod(shape)
         require(size == values.shape[1], "shape", shape, f"{values.shape[1]} pixels in all")
         values = values.reshape(len(values), *shape)
@@ -128,14 +128,6 @@ def _to_classes(characters: np.ndarray) -> np.ndarray:
     if tokens.shape[1] != 1:
         raise ValueError(f"labels have {tokens.shape[1]} characters: expected one")
     return tokens[:, 0].astype(np.int64)
-
-
-def _guess_shape(path: Path, num_pixels: int) -> tuple[int, int, int]:
-    for channels in (1, 3):
-        side = math.isqrt(num_pixels // channels)
-        if side * side * channels == num_pixels:
-            return side, side, channels
-    raise ConfigError(f"{path} has images of {num_pixels} pixels: expected shape=[H,W,C]")
 
 
 SOURCE = Source(

@@ -1,11 +1,13 @@
-"""Examples by user: JSON files of LEAF and HDF5 files of TensorFlow Federated."""
+"""Examples by user: JSON files of LEAF, HDF5 and SQLite files of TensorFlow Federated."""
 
+import contextlib
 import json
+import sqlite3
 import sys
 
 import numpy as np
 import pytest
-from support.published_files import assert_same_arrays, random_splits
+from support.published_files import assert_same_arrays, random_splits, write_tff_sqlite
 
 from fedjax_het import dataset_from_arrays, load_dataset
 from fedjax_het.utils.errors import ConfigError
@@ -51,15 +53,27 @@ def write_tff(folder, image="pixels"):
     return folder
 
 
-def test_both_formats_equal_arrays(tmp_path):
+def write_sqlite(path):
+    splits = {
+        split: {
+            name: {"pixels": (images[..., 0] / 255).astype(np.float32), "label": labels}
+            for name, images, labels in list_users(split)
+        }
+        for split in ("train", "test")
+    }
+    write_tff_sqlite(path, splits)
+
+
+def test_all_formats_equal_arrays(tmp_path):
     expected = dataset_from_arrays(**ARRAYS, **USERS)
     (tmp_path / "leaf/data").mkdir(parents=True)
     write_leaf(tmp_path / "leaf/data")
     write_tff(tmp_path)
+    write_sqlite(tmp_path / "fed_emnist.sqlite")
     digests = {}
     for name in (
         *("leaf:leaf/data", "leaf:leaf", "leaf:leaf?shape=[6,6,1]"),
-        *("tff:.", "tff:fed_emnist_train.h5"),
+        *("tff:.", "tff:fed_emnist_train.h5", "tff:fed_emnist.sqlite"),
     ):
         dataset = load_dataset(name, data_dir=tmp_path)
         assert_same_arrays(dataset, ARRAYS | USERS)
@@ -132,3 +146,24 @@ def test_unusable_hdf5(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(ConfigError, match=r"fedjax_het\[tff\]"):
         load_dataset(f"tff:{tmp_path}?image=photo")
+
+
+def test_unusable_sqlite(tmp_path):
+    path = tmp_path / "fed_emnist.sqlite"
+    pixels = {"pixels": [np.zeros(7)], "label": [0]}
+    for splits, message in (
+        ({"train": {"f0": {"label": [1]}}}, "no column pixels or image .columns: label."),
+        ({"train": {"f0": pixels}}, "images of 7 pixels"),
+        ({}, "no user has an example"),
+    ):
+        path.unlink(missing_ok=True)
+        write_tff_sqlite(path, splits)
+        with pytest.raises(ConfigError, match=rf"^dataset = 'tff:.*{message}"):
+            load_dataset(f"tff:{path}")
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("INSERT INTO examples VALUES ('train', 'f0', X'FFFF');")
+        connection.commit()
+    for message in ("cannot be read .*Error parsing", "file is not a database"):
+        with pytest.raises(ConfigError, match=rf"fed_emnist\.sqlite .*{message}"):
+            load_dataset(f"tff:{path}")
+        path.write_bytes(b"no SQLite file" * 1000)

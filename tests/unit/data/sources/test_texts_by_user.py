@@ -1,4 +1,4 @@
-"""Shakespeare by speaker: texts in JSON files of LEAF and in HDF5 files of TensorFlow Federated."""
+"""Shakespeare by speaker: texts in files of LEAF and in files of TensorFlow Federated."""
 
 import json
 import re
@@ -6,6 +6,7 @@ import string
 
 import numpy as np
 import pytest
+from support.published_files import write_tff_sqlite
 
 from fedjax_het import RunSpec, load_dataset, simulate
 from fedjax_het.utils.errors import ConfigError
@@ -140,6 +141,12 @@ def test_tff(tmp_path):
         assert getattr(dataset, f"{split}_labels").tolist() == labels
         assert getattr(dataset, f"{split}_users").tolist() == owners
     assert load_dataset(f"{name}/shakespeare_train.h5").digest() == dataset.digest()
+    columns = {
+        split: {user: {"snippets": [t.encode() for t in texts]} for user, texts in users.items()}
+        for split, users in snippets.items()
+    }
+    write_tff_sqlite(tmp_path / "shakespeare.sqlite", columns)
+    assert load_dataset(f"{name}/shakespeare.sqlite").digest() == dataset.digest()
     result = simulate(RunSpec("fedavg", name, partition="natural", rounds=1, **SMALL))
     assert result.spec.num_clients == 2 and np.isfinite(result.metrics["test_loss"]).all()
     with pytest.raises(ConfigError, match=r"no column pixels"):
