@@ -26,6 +26,7 @@ from fedjax_het import (
 )
 from fedjax_het.algorithms import METHODS
 from fedjax_het.tasks import TASKS
+from fedjax_het.tasks.survival import encode_survival
 
 SETTINGS = {"partition": "iid", "num_clients": 3, "rounds": 3, "local_epochs": 1}
 SETTINGS |= {"local_optimizer": "sgd", "learning_rate": 0.1, "batch_size": 8, "protocol": "fedamp"}
@@ -34,6 +35,7 @@ FEATURES = RNG.normal(size=(60, 4)).astype(np.float32)
 SERIES = RNG.normal(size=(60, 6, 2)).astype(np.float32)
 TOKENS = RNG.integers(0, 5, (60, 7))
 WEIGHTS = RNG.normal(size=(4, 2))
+TIMES, EVENTS = np.exp(FEATURES[:, 0]), FEATURES[:, 1] > -0.5
 
 
 def make_dataset(inputs, labels, **settings):
@@ -57,6 +59,10 @@ CASES = {
         make_dataset(TOKENS[:, :-1], TOKENS[:, 1:], task="next_token", num_tokens=5),
         {"model": "lstm", "network_options": {"hidden": 6, "layers": 1}},
     ),
+    "survival": (
+        make_dataset(FEATURES, encode_survival(TIMES, EVENTS, [0.5, 1, 2]), task="survival"),
+        {"model": "mlp", "network_options": {"hidden": [6]}},
+    ),
 }
 
 
@@ -69,7 +75,7 @@ def run(task, **settings):
     return simulate(spec, dataset=dataset, placement=placement, callbacks=callbacks, **folders)
 
 
-@pytest.mark.parametrize("task", ["regression", slow_case("multi_label"), "next_token"])
+@pytest.mark.parametrize("task", ["regression", slow_case("multi_label"), "next_token", "survival"])
 def test_test_loss_and_score_are_means_of_the_outputs(task, tmp_path):
     """In float64, from the outputs of the final model; also of a model that is read from a file."""
     dataset, _ = CASES[task]
@@ -82,6 +88,13 @@ def test_test_loss_and_score_are_means_of_the_outputs(task, tmp_path):
     elif task == "multi_label":
         loss = np.logaddexp(0, np.where(labels > 0, -outputs, outputs)).mean()
         score = ((outputs > 0) == (labels > 0)).mean()
+    elif task == "survival":
+        is_at_risk, events = labels >= 0, (labels == 1).sum(0)
+        losses = np.logaddexp(0, np.where(labels == 1, -outputs, outputs))
+        hazards = np.broadcast_to(events / is_at_risk.sum(0), labels.shape)
+        null_losses = -np.log(np.where(labels == 1, hazards, 1 - hazards))
+        loss = (losses * is_at_risk).sum() / len(labels)
+        score = 1 - loss / ((null_losses * is_at_risk).sum() / len(labels))
     else:
         log_sums = np.log(np.exp(outputs).sum(-1))
         loss = (log_sums - np.take_along_axis(outputs, labels[..., None], -1)[..., 0]).mean()
