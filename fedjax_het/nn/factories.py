@@ -17,6 +17,7 @@ from fedjax_het.utils.input_kinds import InputShape, NumTokens, count_rows
 from fedjax_het.utils.registry import get_keyword_parameters
 
 _STATS = "stats"  # collection of the variables that are not trained
+_BATCH_AXIS = "batch"  # axis of the map over examples, for layers with a state
 
 
 def make_nnx_model(
@@ -122,10 +123,16 @@ def make_single_example_model(
     The module is a pytree that is called `module(x)` or `module(x, key=key)` on the input of one
     example, such as an image `[H, W, C]`, and returns the logits `[num_classes]`. Its arrays are
     the parameters, named by their paths, such as `layers[0].weight`. Leaves of the name `inference`
-    are true except in training with a key. The model has no head, no `embed` and no state.
+    are true except in training with a key. The model has no head and no `embed`.
+
+    `make` may return the module and a state, as `equinox.nn.make_with_state` does. The module is
+    then called `module(x, state)` in a map over the axis "batch", and returns the logits and the
+    state, which is equal for all examples. Integers and truth values of the state are stored as
+    floats, so that servers can average them, and are rounded before the call. In layers with a
+    state, such as batch norm, `inference` is true except in training.
 
     Args:
-      make: `make(key) -> module`.
+      make: `make(key) -> module`, or `make(key) -> (module, state)`.
       input_shape: shape of the input of one example.
       num_classes: number of logits.
       num_tokens: number of different tokens; None for inputs of floats.
@@ -138,45 +145,91 @@ def make_single_example_model(
       ConfigError: if `make` returns no such module. Its exceptions are raised unchanged.
     """
 
-    def init(key: jax.Array) -> dict[str, jax.Array]:
-        return {name: leaf for name, leaf in list_leaves(make(key)) if _is_array(leaf)}
+    def make_parts(key: jax.Array) -> tuple[Any, Any]:
+        made = make(key)
+        return made if isinstance(made, tuple) and len(made) == 2 else (made, None)
 
-    def list_leaves(module: Any) -> list[tuple[str, Any]]:
-        leaves = jax.tree_util.tree_leaves_with_path(module)
-        return [(jax.tree_util.keystr(path).lstrip("."), leaf) for path, leaf in leaves]
+    def init(key: jax.Array) -> dict[str, Any]:
+        module, state = make_parts(key)
+        params = {name: leaf for name, leaf in _list_leaves(module) if _is_array(leaf)}
+        return {"params": params} | ({_STATS: _to_floats(state)} if has_state else {})
 
     records: list[Any] = []
 
-    def record_module(key: jax.Array) -> None:
-        module = make(key)
-        constants = [
-            (name, None if _is_array(leaf) else leaf) for name, leaf in list_leaves(module)
-        ]
-        records.append((type(module), constants, jax.tree.structure(module)))
+    def record_parts(key: jax.Array) -> None:
+        module, state = make_parts(key)
+        leaves = _list_leaves(module)
+        constants = [(name, None if _is_array(leaf) else leaf) for name, leaf in leaves]
+        # The arrays are those of an abstract evaluation: only names and structures are recorded.
+        dtypes = [(name, leaf.dtype) for name, leaf in _list_leaves(state)]
+        structures = jax.tree.structure(module), jax.tree.structure(state)
+        records.append((type(module), constants, _list_stateful_layers(module), dtypes, structures))
 
-    jax.eval_shape(record_module, make_key(0))
-    kind, constants, structure = records[0]
+    jax.eval_shape(record_parts, make_key(0))
+    kind, constants, stateful_layers, state_dtypes, (structure, state_structure) = records[0]
+    has_state = bool(state_dtypes)
     if "__call__" not in dir(kind) or structure.num_leaves < 2:
         returned = f"a function of key returned a {kind.__name__}"
         raise ConfigError(f"{returned}: expected a module, a pytree that maps an input to logits")
     takes_key = "key" in get_keyword_parameters(kind.__call__)
+    flags = [name for name, _ in constants if name.endswith("inference")]
 
-    def apply(params: Any, x: jax.Array, train: bool, key: jax.Array | None = None) -> jax.Array:
+    def apply(variables: Any, x: jax.Array, train: bool, key: jax.Array | None = None) -> Any:
         key = key if train else None
-        is_inference = key is None
-        flags = {name: is_inference for name, _ in constants if name.endswith("inference")}
-        values = {**dict(constants), **flags, **params}
+        modes = {
+            name: not train if name.startswith(stateful_layers) else key is None for name in flags
+        }
+        values = {**dict(constants), **modes, **variables["params"]}
         module = structure.unflatten(values[name] for name, _ in constants)
-        if not takes_key:
-            return _require_one_output(jax.vmap(module)(x), module)
         keys = None if key is None else jax.random.split(key, count_rows(x))
-        in_axes = (0, None if keys is None else 0)
-        outputs = jax.vmap(lambda image, key: module(image, key=key), in_axes)(x, keys)
-        return _require_one_output(outputs, module)
+        state = state_structure.unflatten(
+            _from_float(variables[_STATS][name], dtype) for name, dtype in state_dtypes
+        )
+
+        def call(x: jax.Array, state: Any, key: jax.Array | None) -> Any:
+            arguments = (x, state) if has_state else (x,)
+            output = module(*arguments, **({"key": key} if takes_key else {}))
+            return output if has_state else (_require_one_output(output, module), None)
+
+        in_axes, out_axes = (0, None, None if keys is None else 0), (0, None)
+        outputs = jax.vmap(call, in_axes, out_axes, axis_name=_BATCH_AXIS)(x, state, keys)
+        logits, new_state = outputs
+        return (logits, {_STATS: _to_floats(new_state)}) if has_state else logits
 
     return make_pair_model(
         *(init, apply, input_shape, num_classes, num_tokens), is_per_token=per_token
     )
+
+
+def _list_leaves(tree: Any) -> list[tuple[str, Any]]:
+    """Return the leaves of a tree with their paths, such as `layers[0].weight`."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return [(jax.tree_util.keystr(path).lstrip("."), leaf) for path, leaf in leaves]
+
+
+def _to_floats(state: Any) -> dict[str, jax.Array]:
+    """Return the arrays of a state by path, integers and truth values as float32."""
+    return {
+        name: leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.astype(jnp.float32)
+        for name, leaf in _list_leaves(state)
+    }
+
+
+def _from_float(value: jax.Array, dtype: Any) -> jax.Array:
+    """Return a value of a state in its own dtype."""
+    is_float = jnp.issubdtype(dtype, jnp.floating)
+    return value if is_float else jnp.round(value).astype(dtype)
+
+
+def _list_stateful_layers(module: Any) -> tuple[str, ...]:
+    """Return the paths of the layers that equinox's `is_stateful` marks, each with its dot."""
+    parts = jax.tree_util.tree_leaves_with_path(module, is_leaf=_is_stateful)
+    paths = [path for path, part in parts if _is_stateful(part)]
+    return tuple(f"{jax.tree_util.keystr(path).lstrip('.')}." for path in paths)
+
+
+def _is_stateful(part: Any) -> bool:
+    return hasattr(type(part), "is_stateful")
 
 
 def _require_one_output(output: Any, module: Any) -> Any:

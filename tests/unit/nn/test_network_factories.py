@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from flax import nnx
 
 from fedjax_het import ConfigError, RunSpec, register_network, simulate
-from fedjax_het.nn import to_model
+from fedjax_het.nn import make_model, to_model
 
 SHAPE, CLASSES = (8, 8, 1), 10
 IMAGES = jax.random.normal(jax.random.key(1), (4, *SHAPE))
@@ -101,6 +102,144 @@ def test_runs_by_name_and_by_object():
     assert np.isfinite(simulate(spec).metrics["train_loss"]).all()
     spec = RunSpec("fedavg", num_clients=3, rounds=1)
     assert np.isfinite(simulate(spec, network=make_linear).metrics["train_loss"]).all()
+
+
+class NnxCnn(nnx.Module):
+    """The network `cnn` in flax.nnx."""
+
+    def __init__(self, num_classes, *, rngs):
+        self.convs = nnx.List(
+            nnx.Conv(*channels, (5, 5), padding="VALID", rngs=rngs) for channels in CHANNELS
+        )
+        self.hidden = nnx.Linear(64, 512, rngs=rngs)
+        self.head = nnx.Linear(512, num_classes, rngs=rngs)
+
+    def __call__(self, x):
+        for conv in self.convs:
+            x = nnx.max_pool(nnx.relu(conv(x)), (2, 2), (2, 2))
+        return self.head(nnx.relu(self.hidden(x.reshape(len(x), -1))))
+
+
+class EquinoxCnn(eqx.Module):
+    """The network `cnn` in equinox, for one image `[H, W, C]`."""
+
+    convs: list
+    hidden: eqx.nn.Linear
+    head: eqx.nn.Linear
+
+    def __init__(self, num_classes, *, key):
+        keys = jax.random.split(key, 4)
+        self.convs = [
+            eqx.nn.Conv2d(*channels, 5, key=k) for channels, k in zip(CHANNELS, keys, strict=False)
+        ]
+        self.hidden = eqx.nn.Linear(64, 512, key=keys[2])
+        self.head = eqx.nn.Linear(512, num_classes, key=keys[3])
+
+    def __call__(self, x):
+        x = x.transpose(2, 0, 1)
+        for conv in self.convs:
+            x = eqx.nn.MaxPool2d(2, 2)(jax.nn.relu(conv(x)))
+        x = x.transpose(1, 2, 0).reshape(-1)  # the order of flax
+        return self.head(jax.nn.relu(self.hidden(x)))
+
+
+CHANNELS = ((1, 32), (32, 64))
+
+
+def convert_to_nnx(params):
+    convs = {str(i): params[f"conv{i + 1}"] for i in range(2)}
+    return {"convs": convs, "hidden": params["hidden"], "head": params["head"]}
+
+
+def convert_to_equinox(params):
+    converted = {}
+    for i in range(2):
+        layer = params[f"conv{i + 1}"]
+        converted[f"convs[{i}].weight"] = layer["kernel"].transpose(3, 2, 0, 1)
+        converted[f"convs[{i}].bias"] = layer["bias"][:, None, None]
+    for name in ("hidden", "head"):
+        converted[f"{name}.weight"] = params[name]["kernel"].T
+        converted[f"{name}.bias"] = params[name]["bias"]
+    return converted
+
+
+@pytest.mark.parametrize(
+    ("network", "convert"), [(NnxCnn, convert_to_nnx), (EquinoxCnn, convert_to_equinox)]
+)
+def test_cnn_equals_linen(network, convert):
+    """Logits and gradients of the CNN in each library, from equal weights."""
+    shape = (16, 16, 1)
+    images = jax.random.normal(jax.random.key(2), (3, *shape))
+    linen, other = make_model("cnn", shape, CLASSES), to_model(network, shape, CLASSES)
+    variables, template = linen.init(KEY), other.init(KEY)
+    converted = convert(variables["params"])
+    assert jax.tree.map(jnp.shape, converted) == jax.tree.map(jnp.shape, template["params"])
+
+    def compute(model, variables):
+        def sum_squares(params):
+            logits, _ = model.apply({**variables, "params": params}, images, train=True)
+            return jnp.sum(logits**2), logits
+
+        return jax.grad(sum_squares, has_aux=True)(variables["params"])
+
+    gradients, logits = compute(linen, variables)
+    other_gradients, other_logits = compute(other, {**template, "params": converted})
+    np.testing.assert_allclose(other_logits, logits, atol=1e-6)
+    for expected, actual in zip(
+        jax.tree.leaves(convert(gradients)), jax.tree.leaves(other_gradients), strict=True
+    ):
+        np.testing.assert_allclose(actual, expected, atol=1e-6 * float(abs(expected).max()))
+
+
+class StatefulNet(eqx.Module):
+    """Batch norm and dropout in equinox."""
+
+    first: eqx.nn.Linear
+    norm: eqx.nn.BatchNorm
+    dropout: eqx.nn.Dropout
+    last: eqx.nn.Linear
+
+    def __init__(self, num_classes, *, key):
+        first, last = jax.random.split(key)
+        self.first = eqx.nn.Linear(64, 12, key=first)
+        self.norm = eqx.nn.BatchNorm(12, axis_name="batch", mode="batch")
+        self.dropout = eqx.nn.Dropout(0.5)
+        self.last = eqx.nn.Linear(12, num_classes, key=last)
+
+    def __call__(self, x, state, key=None):
+        x, state = self.norm(self.first(x.reshape(-1)), state)
+        return self.last(self.dropout(jax.nn.relu(x), key=key)), state
+
+
+def make_stateful_net(key, num_classes=CLASSES):
+    return eqx.nn.make_with_state(StatefulNet)(num_classes, key=key)
+
+
+def test_equinox_state():
+    """Batch statistics in training, and running statistics in evaluation, against equinox."""
+    model = to_model(make_stateful_net, SHAPE, CLASSES)
+    variables = model.init(KEY)
+    module, state = make_stateful_net(KEY)
+
+    def run(module, state):
+        outputs = jax.vmap(module, (0, None), (0, None), axis_name="batch")(IMAGES, state)
+        return outputs
+
+    training = eqx.tree_at(lambda m: m.dropout.inference, module, True)
+    expected, new_state = run(training, state)
+    logits, stats = model.apply(variables, IMAGES, train=True)
+    np.testing.assert_allclose(logits, expected, atol=1e-6)
+    for actual, wanted in zip(jax.tree.leaves(stats), jax.tree.leaves(new_state), strict=True):
+        np.testing.assert_allclose(actual, wanted, atol=1e-6)
+    expected, _ = run(eqx.nn.inference_mode(module), new_state)
+    evaluated = {**variables, "state": stats}
+    logits, kept = model.apply(evaluated, IMAGES, train=False)
+    np.testing.assert_allclose(logits, expected, atol=1e-6)
+    assert kept is evaluated["state"]
+    dropped = [model.apply(variables, IMAGES, train=True, key=jax.random.key(i))[0] for i in (1, 2)]
+    assert abs(dropped[0] - dropped[1]).max() > 1e-3
+    result = simulate(RunSpec("fedavg", num_clients=3, rounds=1), network=make_stateful_net)
+    assert np.isfinite(result.metrics["train_loss"]).all()
 
 
 WITH_WEIGHTS = "with weights: expected a function that draws them, for example lambda rngs: "
