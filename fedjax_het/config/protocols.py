@@ -116,12 +116,19 @@ _STANDARD_HYPERPARAMETERS = {
     "local_lr": _make_sgd_value(0.01),
     "local_weight_decay": _make_sgd_value(1e-5),
 }
-# Data sets without images, in all protocols: a network that accepts them, and their users. A
-# protocol's constants of images and options of its own network do not apply.
+
+
+def _make_inputs_rule(name: str, defaults: Mapping[str, Any]) -> DefaultsRule:
+    """Return the rule of a data set without images: a network that accepts them, and its users."""
+    # A protocol's constants of images and options of its own network do not apply.
+    settings: dict[str, Any] = {"normalization": None, "norm": None, **defaults}
+    if settings.get("partition") == "natural":
+        settings["test_per_client"] = None  # users have their own test examples
+    return DefaultsRule(datasets=(name,), settings=settings)
+
+
 _OTHER_INPUTS = tuple(
-    DefaultsRule(
-        datasets=(name,), settings={"normalization": None, "norm": None, **dataset.defaults}
-    )
+    _make_inputs_rule(name, dataset.defaults)
     for name, dataset in DATASETS.items()
     if name in DATASETS.built_in and dataset.defaults
 )

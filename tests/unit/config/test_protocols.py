@@ -54,6 +54,7 @@ def test_protocols_have_no_constants_of_images_for_other_inputs(protocol):
             spec = RunSpec(dataset=name, protocol=protocol).resolved()
             assert spec.normalization is None
             assert {key: getattr(spec, key) for key in defaults} == dict(defaults)
+            assert spec.partition != "natural" or spec.test_per_client is None
 
 
 def test_standard_protocol_is_niid_bench():
