@@ -43,6 +43,8 @@ def split_words(text: str) -> list[str]:
 
 def _read_split(path: Path) -> tuple[list[list[str]], np.ndarray]:
     """Return the words of each text, and the classes `[N]`."""
+    if path.suffix == ".parquet":
+        return _read_parquet(path)
     try:
         lines = io.StringIO(read_file(path).decode("utf-8"), newline="")
         rows = [row for row in csv.reader(lines, strict=True) if row]
@@ -56,6 +58,21 @@ def _read_split(path: Path) -> tuple[list[list[str]], np.ndarray]:
         raise ConfigError(f"{path}: expected lines of class, title and description")
     return [split_words(" ".join(row[1:])) for row in rows], require_labels(
         path, labels - 1, _CLASS_NAMES
+    )
+
+
+def _read_parquet(path: Path) -> tuple[list[list[str]], np.ndarray]:
+    """Read a split as Hugging Face stores it: title and description are one text."""
+    import pandas as pd
+
+    try:
+        frame = pd.read_parquet(path, columns=["text", "label"])
+        labels = frame["label"].to_numpy().astype(np.int64)
+    except Exception as error:  # of arbitrary bytes
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"{path} cannot be read ({reason}): expected text and label") from error
+    return [split_words(str(text)) for text in frame["text"]], require_labels(
+        path, labels, _CLASS_NAMES
     )
 
 
@@ -88,5 +105,6 @@ AG_NEWS = AuthorDataset(
     ("train.csv", "test.csv"),
     _read,
     {"model": "fasttext"},
+    other_files=tuple(f"data/{s}-00000-of-00001.parquet" for s in ("train", "test")),
 )
 """The tables of class, title and description."""

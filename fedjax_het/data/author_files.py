@@ -33,6 +33,7 @@ class AuthorDataset:
       read: function `paths -> (arrays, facts)` of the path of each file by its entry in `files`.
         Errors name the file.
       defaults: default settings of runs, such as a network that accepts the inputs.
+      other_files: paths of files with equal content in another format, read without `files`.
       is_cached: whether decoded arrays are stored. Inputs must be one array.
     """
 
@@ -43,6 +44,7 @@ class AuthorDataset:
     read: Callable[[Mapping[str, Path]], Content]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     is_cached: bool = True
+    other_files: tuple[str, ...] = ()
 
     def load(self, data_dir: Any = None, cache_dir: Any = None) -> Content:
         """Read the files, through the cache.
@@ -64,9 +66,10 @@ class AuthorDataset:
             raise ConfigError(f"{display_name('dataset')} = {self.name!r}: {error}") from error
 
     def _load(self, root: Path, data_dir: Any, cache_dir: Any) -> Content:
-        folders = [root / folder for folder in self.folders]
-        folder = next((f for f in folders if _find_file(f, self.files[0]).is_file()), None)
-        if folder is None:
+        formats = [files for files in (self.files, self.other_files) if files]
+        layouts = [(root / folder, files) for files in formats for folder in self.folders]
+        found = [layout for layout in layouts if _find_file(layout[0], layout[1][0]).is_file()]
+        if not found:
             is_named = data_dir or env.get_value(env.TFDS_DATA_DIR)
             if not is_named and (entry := load_cached_arrays(self.name, cache_dir)) is not None:
                 return entry
@@ -75,7 +78,8 @@ class AuthorDataset:
                 f"no data in {root}; set TFDS_DATA_DIR (or data_dir) to a folder that holds "
                 f"{self.files[0]}, or the folder {names} with it"
             )
-        paths = {name: _find_file(folder, name) for name in self.files}
+        folder, files = found[0]
+        paths = {name: _find_file(folder, name) for name in files}
         digest = hashlib.sha256(repr(list_files(paths.values())).encode()).hexdigest()
 
         def build() -> Content:

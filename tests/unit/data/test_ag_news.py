@@ -1,6 +1,10 @@
 """AG News, written in the format of its authors."""
 
+import csv
+import io
+
 import numpy as np
+import pandas as pd
 import pytest
 
 from fedjax_het import RunSpec, load_dataset, simulate
@@ -46,6 +50,19 @@ def test_tokens(tmp_path):
             numbers = [ranked.index(w) + 2 if w in ranked else 1 for w in text.split()]
             assert tokens.tolist() == numbers + [0] * (200 - len(numbers))
     assert dataset.class_names == ("World", "Sports", "Business", "Sci/Tech")
+    (tmp_path / "hf/data").mkdir(parents=True)
+    for split, text in (("train", TRAIN), ("test", TEST)):
+        rows = list(csv.reader(io.StringIO(text)))
+        columns = {
+            "text": [f"{row[1]} {row[2]}" for row in rows],
+            "label": [int(r[0]) - 1 for r in rows],
+        }
+        path = tmp_path / f"hf/data/{split}-00000-of-00001.parquet"
+        pd.DataFrame(columns).to_parquet(path)
+    assert load_dataset("ag_news", data_dir=tmp_path / "hf").digest() == dataset.digest()
+    path.write_bytes(b"no parquet")
+    with pytest.raises(ConfigError, match=r"test-00000.*cannot be read .*expected text and label"):
+        load_dataset("ag_news", data_dir=tmp_path / "hf")
 
 
 def test_limits(tmp_path, monkeypatch):
