@@ -457,7 +457,7 @@ def test_by_domain():
             "training examples of 'new' = 0: expected at least one",
         ),
         ({"domains": np.array([0, 0, 0, 2, 2, 2])}, "training examples of 1 = 0"),
-        ({"domains": None}, "partition = 'by_domain': expected a data set whose images have"),
+        ({"domains": None}, "partition = 'by_domain': expected a data set whose examples have"),
         ({"domains": DOMAINS[:4]}, r"len\(domains\) = 4: expected len\(labels\) = 6"),
         ({"domains": DOMAINS - 1}, r"domains\[1\] = -1: expected a domain"),
         ({"alpha": 0.1}, r"no parameter 'alpha' \(it takes none\)"),
