@@ -266,12 +266,12 @@ class ClientCondensation:
     def condensation_work(self) -> CondensationWork:
         """How clients condense, for the schedule."""
         options = self.options
-        num_init_images = {"mean": options.init_images, "real": 1, "noise": 0}
+        num_init_examples = {"mean": options.init_images, "real": 1, "noise": 0}
         return CondensationWork(
             ipc=options.ipc,
             steps=options.steps,
             threshold=options.threshold or options.ipc,
-            init_examples_per_image=num_init_images[options.init],
+            init_examples_per_input=num_init_examples[options.init],
             repeats_examples=options.top_up,
             is_per_client=self.is_per_client,
             needs_full_pass=self.aggregate_logits is not None,
@@ -281,11 +281,11 @@ class ClientCondensation:
 
     def _begin(self, context: ClientContext, state: SyntheticInputState) -> SynthesisState:
         """Return the inputs that a work item starts from."""
-        num_init_images = self.condensation_work.init_examples_per_image
+        num_init_examples = self.condensation_work.init_examples_per_input
         shape: tuple[int, ...] = (self.classes_per_item, self.options.ipc)
-        if num_init_images:
+        if num_init_examples:
             init_inputs = self.training.task.normalize(context.client.init_inputs)
-            shape = (*shape, num_init_images, *self.model.input_shape)
+            shape = (*shape, num_init_examples, *self.model.input_shape)
             inputs = init_inputs.reshape(shape).mean(2)
         else:
             key = fold_in_purpose(context.key, Purpose.SERVER)

@@ -104,7 +104,7 @@ class SyntheticMeasures(NamedTuple):
 
 
 def build_task(result: Result, dataset: Dataset, network: Any = None) -> Task:
-    """Return the network of a run and the normalization of its images.
+    """Return the network of a run and the normalization of its inputs.
 
     Args:
       result: result of the run.
@@ -132,10 +132,10 @@ def load_synthetic_data(result: Result, num_classes: int) -> SyntheticData:
       num_classes: number of classes.
 
     Returns:
-      The images of the server or of all clients. Without a learned step size it is NaN.
+      The data of the server or of all clients. Without a learned step size it is NaN.
 
     Raises:
-      ConfigError: if the result has no synthetic images.
+      ConfigError: if the result has no synthetic data.
     """
     artifacts = result.artifacts
     if "condensed_images" in artifacts:
@@ -216,7 +216,7 @@ def measure_synthetic_data(
       The measures.
 
     Raises:
-      ConfigError: if the result has no synthetic images, or an argument does not fit.
+      ConfigError: if the result has no synthetic data, or an argument does not fit.
 
     Example:
       >>> from fedjax_het import RunSpec, simulate

@@ -231,7 +231,7 @@ def lookup_conv_impl(workload: Workload, devices: Sequence[jax.Device], lanes: i
 def _choose_locally(
     workload: Workload, devices, cohort_size, num_runs, idle_factor, memory_bytes
 ) -> LaneChoice:
-    max_lanes = None if workload.images_per_pair is None else MAX_PAIR_LANES
+    max_lanes = None if workload.inputs_per_pair is None else MAX_PAIR_LANES
     run_lane_counts, all_lane_counts = (
         sorted({min(v, max_lanes or v) for v in list_lane_counts(len(devices), cohort_size, runs)})
         for runs in (1, num_runs)

@@ -39,17 +39,17 @@ class Workload(NamedTuple):
       training: local training.
       batch_size: examples per step.
       label: the network, and everything else that a step's time depends on.
-      images_per_pair: inputs that a pair of a client and a class condenses; None if clients train.
+      inputs_per_pair: inputs that a pair of a client and a class condenses; None if clients train.
     """
 
     training: LocalTraining
     batch_size: int
     label: str
-    images_per_pair: int | None = None
+    inputs_per_pair: int | None = None
 
     def format_key(self, devices: Sequence[jax.Device]) -> str:
         """Return the row in the table of timings."""
-        pairs = self.images_per_pair
+        pairs = self.inputs_per_pair
         work = self.training.optimizer if pairs is None else f"pairs of {pairs}"
         return format_key(self.label, work, self.batch_size, devices, STEPS_PER_CLIENT)
 
@@ -122,14 +122,14 @@ def time_client_step(
     work = ClientWork(partition, 1, batch_size)
     scheduler = Scheduler(work, RoundSettings(seed=0), plan.blocks, num_lanes)
     hp: dict[str, Any] = {}
-    if workload.images_per_pair is None:
+    if workload.inputs_per_pair is None:
         training = _with_default_options(workload.training._replace(task=task))
         client_algorithm = make_local_sgd(training)
         assert training.optimizer is not None
         for name, hyperparameter in optimizer_hyperparameters(training.optimizer).items():
             hp[name] = np.float32(hyperparameter.default)
     else:
-        client_algorithm = _make_condensing_client(task, workload.images_per_pair)
+        client_algorithm = _make_condensing_client(task, workload.inputs_per_pair)
 
     def train_clients(hp, variables, key, cohort):
         message = ServerMessage(variables)
@@ -206,13 +206,13 @@ def _with_default_options(training: LocalTraining) -> LocalTraining:
     return training._replace(keep_state=False, options=LocalTrainingOptions())
 
 
-def _make_condensing_client(task: Task, images_per_pair: int) -> ClientAlgorithm:
+def _make_condensing_client(task: Task, inputs_per_pair: int) -> ClientAlgorithm:
     """Return a client that moves inputs towards a batch's mean embedding."""
     model, embed = task.model, task.model.embed
     assert embed is not None  # methods that condense require it
 
     def begin(context, state):
-        return jax.random.normal(context.key, (images_per_pair, *model.input_shape))
+        return jax.random.normal(context.key, (inputs_per_pair, *model.input_shape))
 
     def step(context, local, batch):
         def mean(inputs):

@@ -250,7 +250,7 @@ class CondensationWork(NamedTuple):
     "Steps of condensation, each with a batch of real examples of the class."
     threshold: int
     "Classes of which a client holds fewer examples are dropped."
-    init_examples_per_image: int = 0
+    init_examples_per_input: int = 0
     "Real examples from which a synthetic example starts; 0 for none."
     repeats_examples: bool = False
     """Whether repeated examples fill up a batch of a class with fewer examples than its size, as in
@@ -344,18 +344,18 @@ class ClientClassWork:
         return rows
 
     def _draw_init_examples(self, seed: int, round_index: int, work_id: int) -> np.ndarray:
-        ipc, num_per_image = self._condensation.ipc, self._condensation.init_examples_per_image
-        by_class = np.zeros((self._num_classes, ipc, num_per_image), np.int32)
+        ipc, num_per_input = self._condensation.ipc, self._condensation.init_examples_per_input
+        by_class = np.zeros((self._num_classes, ipc, num_per_input), np.int32)
         for client, label in self._pairs_of_work_item(work_id):
             examples = self._class_examples(client, label)
             rng = self._make_rng(seed, round_index, client, label, 1)
-            if num_per_image == 1:
+            if num_per_input == 1:
                 orders = [rng.permutation(examples) for _ in range(-(-ipc // len(examples)))]
                 by_class[label, :, 0] = np.concatenate(orders)[:ipc]
-            elif num_per_image:
-                is_repeated = len(examples) < num_per_image
+            elif num_per_input:
+                is_repeated = len(examples) < num_per_input
                 for row in by_class[label]:
-                    row[...] = rng.choice(examples, num_per_image, replace=is_repeated)
+                    row[...] = rng.choice(examples, num_per_input, replace=is_repeated)
         if self._condensation.is_per_client:
             return by_class.reshape(-1)
         return by_class[work_id % self._num_classes].reshape(-1)

@@ -275,8 +275,8 @@ class Planner:
         """
         spec, pairs, blocks = self.spec, self.algorithm.condensation_work, self.blocks
         devices, training = self.devices[:blocks], self.signature.training
-        images_per_pair = None if pairs is None else pairs.ipc
-        workload = Workload(training, spec.batch_size, self._network_label, images_per_pair)
+        inputs_per_pair = None if pairs is None else pairs.ipc
+        workload = Workload(training, spec.batch_size, self._network_label, inputs_per_pair)
         if (lanes := self.placement.lanes) != "auto":
             return LaneChoice(lanes, 1, {}, lookup_conv_impl(workload, devices, lanes))
         if pairs is not None and jax.default_backend() == "cpu":

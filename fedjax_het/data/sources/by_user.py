@@ -19,7 +19,7 @@ class UserExamples(NamedTuple):
     """Images `[N, H, W, C]` in 0..255 or [0, 1] or tokens `[N, T]`, and labels, of one user."""
 
     user: str
-    images: np.ndarray
+    inputs: np.ndarray
     labels: np.ndarray
 
 
@@ -49,24 +49,24 @@ def join_users(splits: Mapping[str, Iterable[UserExamples]]) -> SplitArrays:
 def _join_users(users: Iterable[UserExamples]) -> dict[str, np.ndarray]:
     """Return the arrays of one split."""
     examples = [
-        UserExamples(u, _to_levels(images), labels) for u, images, labels in users if len(labels)
+        UserExamples(u, _to_levels(inputs), labels) for u, inputs, labels in users if len(labels)
     ]
     if not examples:
         raise ConfigError("no user has an example")
     first = examples[0]
-    for user, pixels, labels in examples:
-        if len(pixels) != len(labels):
-            raise ConfigError(f"user {user!r} has {len(pixels)} images and {len(labels)} labels")
-        if pixels.shape[1:] != first.images.shape[1:]:
+    for user, inputs, labels in examples:
+        if len(inputs) != len(labels):
+            raise ConfigError(f"user {user!r} has {len(inputs)} inputs and {len(labels)} labels")
+        if inputs.shape[1:] != first.inputs.shape[1:]:
             raise ConfigError(
-                f"user {user!r} has images {pixels.shape[1:]}: expected {first.images.shape[1:]} as "
+                f"user {user!r} has inputs {inputs.shape[1:]}: expected {first.inputs.shape[1:]} as "
                 f"user {first.user!r}"
             )
-    images = [each.images for each in examples]
-    if any(array.dtype != np.uint8 for array in images):
-        images = [_to_floats(array) for array in images]
+    parts = [each.inputs for each in examples]
+    if any(array.dtype != np.uint8 for array in parts):
+        parts = [_to_floats(array) for array in parts]
     return {
-        "inputs": np.concatenate(images),
+        "inputs": np.concatenate(parts),
         "labels": np.concatenate([each.labels for each in examples]),
         "users": np.repeat(
             [each.user for each in examples], [len(each.labels) for each in examples]
@@ -94,17 +94,17 @@ def guess_shape(path: Path, num_pixels: int) -> tuple[int, int, int]:
     raise ConfigError(f"{path} has images of {num_pixels} pixels: expected shape=[H,W,C]")
 
 
-def _to_floats(images: np.ndarray) -> np.ndarray:
-    return images / np.float32(255) if images.dtype == np.uint8 else images
+def _to_floats(inputs: np.ndarray) -> np.ndarray:
+    return inputs / np.float32(255) if inputs.dtype == np.uint8 else inputs
 
 
-def _to_levels(images: np.ndarray) -> np.ndarray:
+def _to_levels(inputs: np.ndarray) -> np.ndarray:
     """Return uint8 images if the values are levels, else float32 images; and tokens as they are."""
-    if images.dtype == np.uint8 or images.ndim == 2:
-        return images
-    scaled = images.astype(np.float64) * (1 if np.issubdtype(images.dtype, np.integer) else 255)
+    if inputs.dtype == np.uint8 or inputs.ndim == 2:
+        return inputs
+    scaled = inputs.astype(np.float64) * (1 if np.issubdtype(inputs.dtype, np.integer) else 255)
     levels = np.rint(scaled)
     is_exact = np.abs(scaled - levels).max() < _TOLERANCE
     if is_exact and levels.min() >= 0 and levels.max() <= 255:
         return levels.astype(np.uint8)
-    return images.astype(np.float32)
+    return inputs.astype(np.float32)

@@ -90,7 +90,7 @@ def test_pairs_are_timed_on_accelerators_only(choose_lanes_arguments, monkeypatc
     assert not choose_lanes_arguments  # on a CPU they go in turn
     monkeypatch.setattr(module.jax, "default_backend", lambda: "gpu")
     (run,) = prepare_group([spec], UserObjects(make_user_dataset())).prepared_runs
-    assert choose_lanes_arguments["work"].images_per_pair == 2
+    assert choose_lanes_arguments["work"].inputs_per_pair == 2
     assert choose_lanes_arguments["cohort_size"] == run.scheduler.work_counts.pairs.max() > 4
 
 

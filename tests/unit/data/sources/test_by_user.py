@@ -114,9 +114,9 @@ def test_other_pixels_stay_floats(tmp_path):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"x": ["a text"], "y": ["b"]}, r"user 'f1' has images \(6,\): expected \(6, 6, 1\)"),
-        ({"x": [[0.5] * 36], "y": [0, 1]}, "user 'f1' has 1 images and 2 labels"),
-        ({"x": [[0.5] * 49], "y": [0]}, r"user 'f1' has images \(7, 7, 1\): expected \(6, 6, 1\)"),
+        ({"x": ["a text"], "y": ["b"]}, r"user 'f1' has inputs \(6,\): expected \(6, 6, 1\)"),
+        ({"x": [[0.5] * 36], "y": [0, 1]}, "user 'f1' has 1 inputs and 2 labels"),
+        ({"x": [[0.5] * 49], "y": [0]}, r"user 'f1' has inputs \(7, 7, 1\): expected \(6, 6, 1\)"),
         ({"x": [[0.5] * 7], "y": [0]}, r"images of 7 pixels: expected shape=\[H,W,C\]"),
         ({"x": [[0.5], [0.5, 1]], "y": [0, 1]}, "x or y of user 'f1' are no arrays"),
         ({"y": [0]}, "cannot be read .KeyError: 'x'.: expected users and user_data"),
