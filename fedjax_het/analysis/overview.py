@@ -533,7 +533,7 @@ def _describe_evaluated_models(results: "pd.DataFrame") -> str:
     is_personal = evaluates_clients(results)
     kinds = {
         "the clients' own models on the clients' own tests": results[is_personal],
-        "the global model on all test images": results[~is_personal],
+        "the global model on all test examples": results[~is_personal],
     }
     parts = [
         f"{', '.join(map(get_method_title, runs['algorithm'].unique()))}: {kind}"

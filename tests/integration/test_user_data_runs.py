@@ -424,7 +424,7 @@ def test_clients_that_are_domains_have_domain_tests(tmp_path):
         ConfigError, match=r"client_names = .*: expected none, or 2 different names"
     ):
         dataclasses.replace(loaded, client_names=("ink", "ink"))
-    with pytest.raises(ConfigError, match="'blobs': expected a data set whose images have dom"):
+    with pytest.raises(ConfigError, match="'blobs': expected a data set whose examples have dom"):
         data_sets.make_client_tests(loaded, blobs(), seed=0)
 
 

@@ -110,7 +110,7 @@ def plot_run_curve(result: Result):
     """Plot test accuracy against the round, and below it the training loss.
 
     If clients have own tests, the accuracy is their mean, with a band from the 10th to the 90th
-    percentile of the clients. The accuracy of the global model on all test images is beside it.
+    percentile of the clients. The accuracy of the global model on all test examples is beside it.
     Accuracies on validation examples are dashed.
 
     Args:
@@ -130,7 +130,7 @@ def plot_run_curve(result: Result):
     accuracy = 100 * result.metrics["test_accuracy"]
     is_measured = np.isfinite(accuracy)
     if is_measured.any() or not labels:
-        name = "global model, all test images"
+        name = "global model, all test examples"
         color = GRAYS[0] if labels else PALETTE[0]
         (line,) = accuracy_panel.plot(
             rounds[is_measured], accuracy[is_measured], label=name, color=color, lw=1.6

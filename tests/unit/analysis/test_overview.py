@@ -598,7 +598,7 @@ def test_personalized_method_shows_its_own_accuracy(tmp_path):
     assert rows["FedAvg"][heading] == "40.00 ± 0.00"
     assert rows["Ditto"][heading] == "50.17 ± 0.00"
     assert "Rows measure different things. Ditto: the clients' own models" in table.notes[1]
-    assert "FedAvg: the global model on all test images." in table.notes[1]
+    assert "FedAvg: the global model on all test examples." in table.notes[1]
     assert "textbf" not in analysis.to_latex(table)  # rows measure different things
 
 
