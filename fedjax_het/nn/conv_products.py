@@ -10,7 +10,8 @@ Each product has a native form, the backend's convolution, and a form of matrix 
 * CPU: native convolution takes half the time of matrix products, whose patches must be written and
   read. Matrix products are faster for few channels, for windows of one pixel, for strides above 1
   and where most of the padding would be wasted. The native form supports only float32. Measured
-  with 4 to 64 samples of 28x28 to 8x8 pixels, windows of 3x3 and 5x5, and 1 to 128 channels.
+  with 4 to 64 samples of 28x28 to 8x8 pixels, windows of 3x3 and 5x5, and 1 to 128 channels. The
+  output of a layer with few features is a product of patches for several output pixels.
 
 XLA's CPU library accepts a convolution with operands in its layout (samples, pixels, channels) and
 a padding smaller than the window. Other convolutions, including those from `jax.grad`, run in a
@@ -37,6 +38,8 @@ AUTO, NATIVE, IM2COL, UNROLLED = CONV_IMPLS = get_args(ConvImpl)
 # Maximum input pixels per output pixel for the native input gradient on a CPU; above, the time for
 # padding exceeds the gain.
 MAX_PADDING_RATIO = 1.4
+MIN_WIDE_FEATURES = 32  # features that fill the registers of a CPU in a product of patches
+BLOCK_COLUMNS = 4  # adjacent output pixels of one patch in `_blocked_output_on_cpu`
 CACHED_PIXELS = 4096  # output pixels per channel that one piece of the kernel gradient reads
 
 Sides = tuple[int, int]  # height, width
@@ -103,9 +106,12 @@ def compute_output(convolution: Convolution, x: Array, kernel: Array, *, cpu: bo
       `[B, H', W', O]`.
     """
     channels, features = kernel.shape[2:]
-    is_native_faster = features >= 32 or channels * features >= 128
+    is_native_faster = features >= MIN_WIDE_FEATURES or channels * features >= 128
     if _is_native(convolution, x, cpu=cpu, is_native_faster=is_native_faster):
         return (_native_output_on_cpu if cpu else _native_output)(convolution, x, kernel)
+    has_few_features = features < MIN_WIDE_FEATURES and convolution.window[1] > 1
+    if cpu and has_few_features and convolution.stride == 1:
+        return _blocked_output_on_cpu(convolution, x, kernel)
     return _extract_patches(convolution, x) @ kernel.reshape(-1, features)
 
 
@@ -204,6 +210,41 @@ def _native_output_on_cpu(convolution: Convolution, x: Array, kernel: Array) -> 
         x, padding = barrier(_pad_images(x, padding, num_padding_channels)), 0
         kernel = jnp.pad(kernel, ((0, 0), (0, 0), (0, num_padding_channels), (0, 0)))
     return _convolve(x, kernel, [padding] * 2, convolution.stride)
+
+
+def _blocked_output_on_cpu(convolution: Convolution, x: Array, kernel: Array) -> Array:
+    """Compute several adjacent output columns from one patch, for few features and stride 1.
+
+    A patch is as wide as the windows of `BLOCK_COLUMNS` adjacent output pixels. The matrix has the
+    kernel once for each of them, shifted by a column and filled up with zeros. For windows of 5x5,
+    a pixel needs 1.6 times the multiply-adds, but 0.4 times the numbers of patches. The products
+    have 4 times the columns. With 6 or 16 features this is 2 to 8 times as fast as plain patches.
+    """
+    window_height, window_width, channels, features = kernel.shape
+    height, width = convolution.output_size
+    block = min(BLOCK_COLUMNS, width)
+    patch_width, num_blocks = block + window_width - 1, -(-width // block)
+    x = _pad_images(x, convolution.padding)
+    num_missing = num_blocks * block + window_width - 1 - x.shape[2]
+    rows = jnp.pad(x, ((0, 0), (0, 0), (0, num_missing), (0, 0))).reshape(*x.shape[:2], -1)
+    starts = [channels * block * i for i in range(num_blocks)]
+    patches = [
+        jnp.concatenate(
+            [
+                rows[:, row : row + height, start : start + channels * patch_width]
+                for row in range(window_height)
+            ],
+            axis=-1,
+        )
+        for start in starts
+    ]
+    shifted_kernels = [
+        jnp.pad(kernel, ((0, 0), (shift, block - 1 - shift), (0, 0), (0, 0)))
+        for shift in range(block)
+    ]
+    matrix = jnp.stack(shifted_kernels, axis=3).reshape(-1, block * features)
+    outputs = barrier(jnp.stack(patches, axis=2)) @ barrier(matrix)
+    return outputs.reshape(len(x), height, num_blocks * block, features)[:, :, :width]
 
 
 def _native_kernel_gradient_on_cpu(convolution: Convolution, x: Array, outputs: Array) -> Array:
