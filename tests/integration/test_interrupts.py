@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from support.data import make_user_dataset
 from support.interrupts import InstructionTracer, raise_error, send_signal
+from support.markers import slow_case
 from support.small_runs import OWN_METHOD_RUN, assert_results_equal, make_spec, with_placement
 
 from fedjax_het import Result, RunSpec, federation, register_method, simulate, sweep
@@ -252,8 +253,8 @@ def test_error_between_call_and_record(monkeypatch):
     ("case", "module", "name"),
     [
         (Case("scaffold", HOST), runner, "finish_rounds"),
-        (Case("scaffold", is_long=True), long_phases, "finish_rounds"),
-        pytest.param(*(Case("dynafed"), long_phases, "_find_diverged"), marks=pytest.mark.slow),
+        slow_case(Case("scaffold", is_long=True), long_phases, "finish_rounds"),
+        slow_case(Case("dynafed"), long_phases, "_find_diverged"),
     ],
     ids=str,
 )
@@ -401,7 +402,9 @@ def test_divergence_in_an_interrupted_server_stage(is_interrupted, monkeypatch):
     assert result.diverged and result.summary["rounds"] == 1
 
 
-@pytest.mark.parametrize("case", [Case("dynafed"), Case("scaffold", is_long=True)], ids=str)
+@pytest.mark.parametrize(
+    "case", [slow_case(Case("dynafed")), Case("scaffold", is_long=True)], ids=str
+)
 def test_error_of_progress_function(case, monkeypatch):
     """A loop continues after an error of the user's function between parts of a phase."""
     monkeypatch.setattr("fedjax_het.runtime.long_phases.CHUNK_SECONDS", 0.0)

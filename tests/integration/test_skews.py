@@ -73,7 +73,8 @@ def assign_on_host(skew, spec):
 
 
 @pytest.mark.parametrize(
-    "skew", [COMBINED, slow_case(["blur", "contrast"]), slow_case(["concept"]), ["long_tail"]]
+    "skew",
+    [COMBINED, slow_case(["blur", "contrast"]), slow_case(["concept"]), slow_case(["long_tail"])],
 )
 def test_run_equals_run_on_changed_arrays(skew):
     spec = RunSpec(**SETTINGS, partition="dirichlet", skew=skew).resolved()

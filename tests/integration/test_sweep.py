@@ -53,7 +53,7 @@ def assert_close(a, b):
 # --- results of runs -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", method_cases(quick=["scaffold"]))
+@pytest.mark.parametrize("name", method_cases(quick=["fedavg"]))
 def test_result_is_independent_of_other_runs(name):
     has_server_lr = METHODS[name].has_global_model or METHODS[name].local_parameters is not None
     number = "server_lr" if has_server_lr else "local_lr"

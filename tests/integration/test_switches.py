@@ -106,7 +106,8 @@ class BatchNormNetwork(nn.Module):
         return nn.Dense(self.num_classes)(nn.relu(nn.Dense(6)(x)))
 
 
-@pytest.mark.parametrize("method", ["fedavg", slow_case("fedaf"), slow_case("dynafed")])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedavg", "fedaf", "dynafed"])
 def test_flax_batch_norm_with_x64(method):
     """The parameters and statistics of flax's layers have 32 bits."""
     expected, wide = (

@@ -15,6 +15,7 @@ def test_clients_are_the_speakers(preset):
         assert run.has_client_tests and run.hyperparameters["local_momentum"] == 0
 
 
+@pytest.mark.slow
 def test_program_writes_table_and_curves(tmp_path, capsys):
     arguments = ["--methods", "fedavg", "ditto", "--rounds", "1", "--output-dir", str(tmp_path)]
     assert main(arguments) == 0

@@ -142,6 +142,7 @@ def test_loss_by_selection_and_by_indexing():
     np.testing.assert_array_equal(jnp.isfinite(losses), labels != 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["apfl"])
 def test_run_with_accelerator_forms(method, request):
     asked = make_spec(method, rounds=3, participation=0.4, local_epochs=2)

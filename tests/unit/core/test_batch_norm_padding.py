@@ -233,7 +233,7 @@ def test_padding_has_no_effect_on_fedmix(coefficient):
     assert_trees_all_close(*models, atol=1e-6)
 
 
-@pytest.mark.parametrize("matching", [False, True])
+@pytest.mark.parametrize("matching", [False, slow_case(True)])
 def test_padding_has_no_effect_on_pool(matching):
     """FedDM's and FedAF's server."""
     with enable_x64():

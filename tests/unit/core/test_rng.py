@@ -96,7 +96,7 @@ def one_round(federation, drawn):
             state = work.advance(federation.hp, state, key, jnp.int32(2), federation.server)
 
 
-@pytest.mark.parametrize("name", method_cases(quick=["fedamp"]))
+@pytest.mark.parametrize("name", method_cases(quick=["fedavg"]))
 def test_round_draws_once_per_key(name, drawn):
     one_round(federation_of(name), drawn)
     assert not repeated(drawn)

@@ -145,7 +145,7 @@ def test_train_on_synthetic_pool_shared(matching):
 
 
 @pytest.mark.parametrize(
-    ("kind", "batch_size"), [slow_case("mlp", 6), ("mlp", 4), ("batch norm", 5)]
+    ("kind", "batch_size"), [slow_case("mlp", 6), ("mlp", 4), slow_case("batch norm", 5)]
 )
 def test_fine_tune_shared(kind, batch_size):
     """Batches that the devices cannot share evenly are filled up, which batch norm masks."""

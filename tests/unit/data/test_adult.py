@@ -71,6 +71,7 @@ def test_tables(tmp_path):
     assert load_dataset("adult", data_dir=tmp_path).digest() == dataset.digest()
 
 
+@pytest.mark.slow
 def test_training(tmp_path):
     write_adult(tmp_path, train=TRAIN * 8)
     options = {"hidden": [4], "embedding": 2}

@@ -74,6 +74,7 @@ def test_limits(tmp_path, monkeypatch):
     assert dataset.train_inputs[0].tolist() == [2, 3, 2, 1, *([3, 2] * 98)]
 
 
+@pytest.mark.slow
 def test_training(tmp_path):
     write_ag_news(tmp_path, train=TRAIN * 8)
     settings = {

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from support.markers import slow_case
 
 from fedjax_het import ConfigError, RunSpec, register_network, simulate
 from fedjax_het.nn import make_model, to_model
@@ -164,7 +165,7 @@ def convert_to_equinox(params):
 
 
 @pytest.mark.parametrize(
-    ("network", "convert"), [(NnxCnn, convert_to_nnx), (EquinoxCnn, convert_to_equinox)]
+    ("network", "convert"), [slow_case(NnxCnn, convert_to_nnx), (EquinoxCnn, convert_to_equinox)]
 )
 def test_cnn_equals_linen(network, convert):
     """Logits and gradients of the CNN in each library, from equal weights."""

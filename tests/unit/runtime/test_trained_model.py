@@ -27,7 +27,7 @@ def with_tests(**settings):
     ("name", "settings"),
     [
         ("fedavg", {}),
-        ("dynafed", {}),
+        slow_case("dynafed", {}),
         slow_case("fedbn", {"model": "convnet", "width": 4, "depth": 1, "norm": "batch"}),
         slow_case("moon", {}),
         slow_case("fsl", {}),

@@ -147,7 +147,8 @@ def test_training_equals_a_run_on_the_remaining_examples(name):
     assert ("validation_accuracy" in with_validation.metrics) == has_global_model
 
 
-@pytest.mark.parametrize("lanes", [slow_case(1), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("lanes", [1, 3])
 def test_accuracies_match_the_models(lanes):
     """The global model on all examples, and each client's model on its own."""
     dataset = make_dataset()
@@ -179,7 +180,7 @@ PLACEMENTS = [
 ]
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("placement", [slow_case(PLACEMENTS[0]), *PLACEMENTS[1:]])
 def test_placement_does_not_change_accuracies(placement):
     settings = {"rounds": 5, "client_tests": True}
     if "client_state" in placement:
