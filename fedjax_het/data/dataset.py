@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 else:
     ArrayLike = Any  # the function itself checks arrays, with messages of its own
 
-# The ranges in which float32 can normalize pixels.
-_Mean = Annotated[float, Bounds(-1e6, 1e6)]
-_Deviation = Annotated[float, Bounds(1e-6, 1e6)]
+# Ranges in which the square of a normalized number is finite in float32.
+_Mean = Annotated[float, Bounds(-1e12, 1e12)]
+_Deviation = Annotated[float, Bounds(1e-6, 1e12)]
 
 
 @accept_former_fields(FORMER_ARRAY_NAMES)
@@ -392,6 +392,9 @@ def _require_equal_outputs(
     """Raise ConfigError unless both splits have labels for one number of outputs."""
     if kind.is_per_token:
         require(num_tokens is not None, "num_tokens", None, f"a number, for task {kind.name}")
+        for name, labels in (("train_labels", train_labels), ("test_labels", test_labels)):
+            expected = f"tokens in [0, {num_tokens}), or -1 where there is none"
+            require(labels.max() < num_tokens, f"range of {name}", int(labels.max()), expected)
     expected, actual = (kind.count_outputs(v, num_tokens) for v in (train_labels, test_labels))
     require(actual == expected, "outputs of test_labels", actual, f"{expected}, as train_labels")
 

@@ -619,7 +619,7 @@ def _build_checkpoint(group_state: GroupState, i: int, state: Any) -> tuple[Tree
     record = {
         "digest": run.spec.digest(),
         "spec": run.spec.to_dict(),
-        "inputs": InputSpec.from_dataset(run.dataset)._asdict(),
+        "inputs": InputSpec.from_dataset(run.dataset).to_record(),
         **_compute_data_digests(group_state, i),
         "functions": collect_function_digests(run.spec),
         "round": group_state.rounds_done,

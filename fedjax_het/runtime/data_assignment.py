@@ -551,7 +551,9 @@ def build_partition(spec: ResolvedRunSpec, dataset: Dataset) -> Partition:
       4
     """
     if PARTITIONS[spec.partition].needs_classes:
-        dataset.task_kind.require_classes(f"partition {spec.partition!r}")
+        dataset.task_kind.require_classes(
+            f"partition {spec.partition!r}", "; partition=iid accepts every task"
+        )
     with display_names_within("server_options", spec.server_options):
         server_indices = draw_withheld_examples(
             spec.server_data, dataset, spec.partition_seed, spec.server_options

@@ -94,16 +94,17 @@ class TaskKind(ABC):
         """
 
     @classmethod
-    def require_classes(cls, owner: str) -> None:
+    def require_classes(cls, owner: str, alternative: str = "") -> None:
         """Raise ConfigError if labels are no classes.
 
         Args:
           owner: the method or setting that reads classes, for the message.
+          alternative: end of the message.
         """
         if not cls.has_classes:
             raise ConfigError(
                 f"{owner} reads classes, and labels of task {cls.name!r} are none: expected a data "
-                "set of task 'classification'"
+                f"set of task 'classification'{alternative}"
             )
 
     def predict(self, outputs: np.ndarray) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Kinds of inputs of examples: images, features, series, tokens, and several arrays."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
 from fedjax_het.utils.errors import ConfigError, require
@@ -122,6 +122,7 @@ def require_input_kind(
     input_shape: InputShape,
     num_tokens: NumTokens,
     accepted: tuple[InputKind, ...],
+    list_alternatives: Callable[[InputKind], str] | None = None,
 ) -> None:
     """Require that inputs have one of the kinds that a method or a network accepts.
 
@@ -130,6 +131,7 @@ def require_input_kind(
       input_shape: shape of the input of one example.
       num_tokens: number of different tokens; None for inputs of floats.
       accepted: the accepted kinds.
+      list_alternatives: function of a kind that returns the end of the message.
 
     Raises:
       ConfigError: if the kind is another one.
@@ -152,6 +154,7 @@ def require_input_kind(
     if kind not in accepted:
         noun = _DESCRIPTIONS[kind].partition(" ")[0]
         expected = " or ".join(_DESCRIPTIONS[name] for name in accepted)
+        end = "" if list_alternatives is None else list_alternatives(kind)
         raise ConfigError(
-            f"{owner} does not accept {noun} of shape {input_shape}: expected {expected}"
+            f"{owner} does not accept {noun} of shape {input_shape}: expected {expected}{end}"
         )

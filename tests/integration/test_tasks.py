@@ -256,6 +256,13 @@ def test_inputs_of_several_arrays(tmp_path):
     np.testing.assert_allclose(model.logits(dataset.test_inputs), expected, rtol=1e-4, atol=1e-5)
     accuracy = (expected.argmax(1) == dataset.test_labels).mean()
     np.testing.assert_allclose(result.metrics["test_accuracy"][-1], accuracy, rtol=1e-6)
+    folder = tmp_path / "runs"
+    with pytest.raises(KilledError):
+        kill = make_killing_callback(1)
+        simulate(MIXED_SPEC, dataset=dataset, output_dir=folder, callbacks=[kill])
+    assert list(folder.rglob("*.npz"))
+    resumed = simulate(MIXED_SPEC, dataset=dataset, output_dir=folder, resume=True)
+    assert_results_equal(resumed, result)
     lanes = simulate(MIXED_SPEC, dataset=dataset, placement=Placement(lanes=3))
     np.testing.assert_allclose(lanes.metrics["test_loss"], result.metrics["test_loss"], atol=1e-5)
     assert make_mixed_dataset().digest() == dataset.digest()

@@ -1,5 +1,8 @@
 """Tables in CSV and parquet files, with numbers, categories and a column of labels."""
 
+import decimal
+import logging
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,9 +16,12 @@ from fedjax_het.utils.errors import ConfigError
 if TYPE_CHECKING:
     import pandas as pd
 
+_log = logging.getLogger("fedjax_het")
 _SUFFIXES = (".csv", ".csv.gz", ".tsv", ".parquet")
 NUMBERS, CATEGORY = "numbers", "category"
 """Names of the arrays of a table with numbers and categories."""
+_NUMBER_TYPES = (bool, int, float, decimal.Decimal)
+_MAX_NUMBER_SHARE = 0.5  # of the texts of a column of categories, without a warning
 
 
 def read_csv_dataset(
@@ -76,6 +82,8 @@ def read_csv_dataset(
     ):
         split |= {"inputs": own_inputs, "labels": own_labels}
         if client is not None:
+            if frame[client].isna().any():
+                raise ConfigError(f"column {client!r} of clients has missing values")
             split["users"] = frame[client].to_numpy().astype(str)
     arrays = join_splits(splits, *names, test_fraction)
     facts |= {"source": "csv", "order": FILE_ORDER}
@@ -103,7 +111,13 @@ def _read_frame(path: Path) -> "pd.DataFrame":
         if path.suffix == ".parquet":
             return pd.read_parquet(path)
         separator = "\t" if path.suffix == ".tsv" else ","
-        frame = pd.read_csv(path, sep=separator, index_col=False)
+        with warnings.catch_warnings():  # of rows that have more values than the header
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            frame = pd.read_csv(path, sep=separator, index_col=False)
+    except pd.errors.ParserWarning as error:
+        raise ConfigError(
+            f"{path} has rows with more values than the header: expected a name for each column"
+        ) from error
     except Exception as error:  # of arbitrary bytes
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(f"{path} cannot be read ({reason})") from error
@@ -155,6 +169,7 @@ def convert_features(
     Raises:
       ConfigError: if there is no column, or if a number is missing.
     """
+    frames = [_convert_columns(frame, names) for frame in frames]
     numeric = [n for n in names if all(f[n].dtype.kind in "iufb" for f in frames)]
     categorical = [name for name in names if name not in numeric]
     if not names:
@@ -167,6 +182,7 @@ def convert_features(
         return numbers, None
     columns, offset = [], 0
     for name in categorical:
+        _warn_about_numbers(name, frames)
         texts = [frame[name].astype(object).fillna("").astype(str).to_numpy() for frame in frames]
         indices, categories = to_indices([array.astype(str) for array in texts])
         columns.append([index + offset for index in indices])
@@ -177,6 +193,44 @@ def convert_features(
         for categories, own_numbers in zip(categories_by_split, numbers, strict=True)
     ]
     return inputs, {CATEGORY: max(offset, 2)}
+
+
+def _convert_columns(frame: "pd.DataFrame", names: list[str]) -> "pd.DataFrame":
+    """Return a table whose columns of numbers, also of large or decimal ones, are floats.
+
+    Raises:
+      ConfigError: if a column has neither numbers nor texts.
+    """
+    converted = {}
+    for name in names:
+        column = frame[name]
+        present = column.dropna()
+        if column.dtype.kind in "mM":
+            raise ConfigError(f"column {name!r} has {column.dtype}: expected numbers or texts")
+        if column.dtype != object or all(isinstance(value, str) for value in present):
+            converted[name] = column
+        elif all(isinstance(value, _NUMBER_TYPES) for value in present):
+            converted[name] = column.astype(float)
+        else:
+            kinds = {type(value) for value in present} - {str, *_NUMBER_TYPES}
+            if kinds:
+                kind = sorted(kind.__name__ for kind in kinds)[0]
+                raise ConfigError(f"column {name!r} has a {kind}: expected numbers or texts")
+            converted[name] = column
+    return frame.assign(**converted)
+
+
+def _warn_about_numbers(name: str, frames: list["pd.DataFrame"]) -> None:
+    """Log a warning if most texts of a column of categories are numbers."""
+    import pandas as pd
+
+    texts = pd.concat([frame[name].dropna().astype(str) for frame in frames]).unique()
+    is_number = pd.to_numeric(pd.Series(texts), errors="coerce").notna()
+    if is_number.mean() > _MAX_NUMBER_SHARE and not is_number.all():
+        other = texts[(~is_number).to_numpy()][0]
+        _log.warning(
+            "note: column %r has categories, as it has texts such as %r beside numbers", name, other
+        )
 
 
 SOURCE = Source(

@@ -36,6 +36,8 @@ from fedjax_het.utils.input_kinds import (
     SEQUENCE_KINDS,
     SERIES_KINDS,
     TOKEN_KINDS,
+    InputKind,
+    require_input_kind,
 )
 from fedjax_het.utils.registry import Registry, get_keyword_parameters, get_summary_line
 
@@ -99,6 +101,9 @@ def make_model(
     """
     network = NETWORKS.require(name)
     if name in NETWORKS.built_in:
+        require_input_kind(
+            f"network {name!r}", input_shape, num_tokens, network.input_kinds, _list_networks
+        )
         arguments = (network, input_shape, num_classes, options, num_tokens)
         model = build_model(*arguments, per_token=per_token)
         expected = f"a network of task next_token: {_list_per_token_networks()}"
@@ -106,6 +111,12 @@ def make_model(
         return model
     inputs = (input_shape, num_classes)
     return to_model(network.make, *inputs, name, num_tokens, per_token=per_token, **options)
+
+
+def _list_networks(kind: InputKind) -> str:
+    """Return the end of a message: the networks that accept a kind of inputs."""
+    names = [name for name in NETWORKS.built_in if kind in NETWORKS[name].input_kinds]
+    return f"; model={' or '.join(names)} accepts these inputs"
 
 
 def _list_per_token_networks() -> str:

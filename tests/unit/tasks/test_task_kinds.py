@@ -199,3 +199,12 @@ def test_task_of_a_user():
         np.testing.assert_allclose(result.metrics["test_loss"][-1], expected, rtol=1e-5)
     finally:
         TASKS.reset()
+
+
+def test_next_tokens_are_below_their_number():
+    tokens = np.arange(24).reshape(4, 6) % 5
+    arrays = {"test_inputs": tokens, "test_labels": tokens, "train_inputs": tokens}
+    with pytest.raises(
+        ConfigError, match=r"range of train_labels = 5: expected tokens in \[0, 5\)"
+    ):
+        dataset_from_arrays(train_labels=tokens + 1, num_tokens=5, task="next_token", **arrays)

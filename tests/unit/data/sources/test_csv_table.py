@@ -1,10 +1,13 @@
 """Tables in CSV and parquet files, named as `csv:FILE`."""
 
+from decimal import Decimal
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from fedjax_het import RunSpec, dataset_from_arrays, load_dataset, simulate
+from fedjax_het.data.sources.csv_table import convert_features
 from fedjax_het.utils.errors import ConfigError
 
 RNG = np.random.default_rng(0)
@@ -101,3 +104,43 @@ def test_missing_and_damaged_files(tmp_path):
     write(tmp_path, FRAME[:30], FRAME[30:].drop(columns="age"))
     with pytest.raises(ConfigError, match="split 'test' has other columns"):
         load_dataset(f"csv:{tmp_path}")
+
+
+def test_columns_of_parquet(tmp_path):
+    """Decimals and large integers are numbers; lists, bytes and times are refused."""
+    labels = np.arange(12) % 3
+    columns = {"price": [Decimal(i) / 4 for i in range(12)], "id": [2**70 + i for i in range(12)]}
+    frame = pd.DataFrame({"price": columns["price"], "label": labels})
+    dataset = load_dataset(write(tmp_path / "a", frame, frame, pd.DataFrame.to_parquet, ".parquet"))
+    np.testing.assert_array_equal(dataset.train_inputs[:, 0], np.arange(12) / 4)
+    frame = pd.DataFrame({"id": columns["id"], "label": labels})
+    assert convert_features([frame], ["id"])[0][0].dtype == np.float32
+    others = {"list": [[1, 2]] * 12, "bytes": [b"x"] * 12}
+    others["datetime64"] = list(pd.date_range("2020", periods=12))
+    for word, values in others.items():
+        frame = pd.DataFrame({"a": values, "label": labels})
+        with pytest.raises(ConfigError, match=rf"^column 'a' has a? ?{word}.*: expected numbers"):
+            convert_features([frame], ["a"])
+
+
+def test_rows_without_a_name_or_a_client(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("a,b,label\n" + "r1,1,2,x\nr2,3,4,y\n" * 9)
+    with pytest.raises(ConfigError, match="rows with more values than the header"):
+        load_dataset(f"csv:{path}?test_fraction=0.25")
+    path.write_text("a,client,label\n" + "1,u,x\n3,,y\n" * 9)
+    with pytest.raises(ConfigError, match="column 'client' of clients has missing values"):
+        load_dataset(f"csv:{path}?test_fraction=0.25")
+
+
+def test_numbers_beside_a_text_are_reported(tmp_path, caplog):
+    path = tmp_path / "a.csv"
+    path.write_text("a,label\n" + "".join(f"{i or '?'},{i % 2}\n" for i in range(20)))
+    load_dataset(f"csv:{path}?test_fraction=0.25")
+    assert "column 'a' has categories, as it has texts such as '?' beside numbers" in caplog.text
+
+
+def test_features_with_large_means():
+    features = np.array([[5e6, 1.7e9], [7e6, 1.8e9]] * 3, np.float32)
+    dataset = dataset_from_arrays(features, [0, 1] * 3, features, [0, 1] * 3)
+    np.testing.assert_allclose(dataset.mean, features.mean(0, np.float64), rtol=1e-6)
