@@ -393,8 +393,8 @@ def _require_equal_outputs(
     if kind.is_per_token:
         require(num_tokens is not None, "num_tokens", None, f"a number, for task {kind.name}")
         for name, labels in (("train_labels", train_labels), ("test_labels", test_labels)):
-            expected = f"tokens in [0, {num_tokens}), or -1 where there is none"
-            require(labels.max() < num_tokens, f"range of {name}", int(labels.max()), expected)
+            allowed = f"tokens in [0, {num_tokens}), or -1 where there is none"
+            require(labels.max() < num_tokens, f"range of {name}", int(labels.max()), allowed)
     expected, actual = (kind.count_outputs(v, num_tokens) for v in (train_labels, test_labels))
     require(actual == expected, "outputs of test_labels", actual, f"{expected}, as train_labels")
 

@@ -20,6 +20,7 @@ _log = logging.getLogger("fedjax_het")
 _SUFFIXES = (".csv", ".csv.gz", ".tsv", ".parquet")
 NUMBERS, CATEGORY = "numbers", "category"
 """Names of the arrays of a table with numbers and categories."""
+_UNNAMED = "Unnamed: "  # how pandas names a column without a name
 _NUMBER_TYPES = (bool, int, float, decimal.Decimal)
 _MAX_NUMBER_SHARE = 0.5  # of the texts of a column of categories, without a warning
 
@@ -123,7 +124,10 @@ def _read_frame(path: Path) -> "pd.DataFrame":
         raise ConfigError(f"{path} cannot be read ({reason})") from error
     if not len(frame):
         raise ConfigError(f"{path} has no rows")
-    return frame
+    unnamed = [name for name in frame.columns if str(name).startswith(_UNNAMED)]
+    if unnamed:  # such as the index that pandas writes
+        _log.warning("note: %s: %d columns without a name are left out", path, len(unnamed))
+    return frame.drop(columns=unnamed)
 
 
 def _find_column(kind: str, name: str | None, frame: "pd.DataFrame") -> str | None:

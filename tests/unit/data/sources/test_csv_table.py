@@ -144,3 +144,11 @@ def test_features_with_large_means():
     features = np.array([[5e6, 1.7e9], [7e6, 1.8e9]] * 3, np.float32)
     dataset = dataset_from_arrays(features, [0, 1] * 3, features, [0, 1] * 3)
     np.testing.assert_allclose(dataset.mean, features.mean(0, np.float64), rtol=1e-6)
+
+
+def test_index_of_pandas_is_no_feature(tmp_path, caplog):
+    frame = FRAME[["age", "weight", "label"]]
+    frame.to_csv(tmp_path / "a.csv")
+    dataset = load_dataset(f"csv:{tmp_path}/a.csv?test_fraction=0.25")
+    assert dataset.input_shape == (2,)
+    assert "1 columns without a name are left out" in caplog.text
