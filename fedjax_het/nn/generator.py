@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.nn.batch_axis import BatchAxis, gather_rows, sum_over_shards
-from fedjax_het.nn.layers import BatchNorm, Conv, Linear
+from fedjax_het.nn.layers import BatchNorm, Conv, Linear, upsample
 from fedjax_het.nn.model import Variables
 
 
@@ -88,17 +88,12 @@ class ImageGenerator(nn.Module):
         x = BatchNorm(name="norm1")(jnp.concatenate(maps, axis=-1), train, batch_axis)
         for block, features in ((2, 2 * self.width), (3, self.width)):
             # Batch norm removes the bias: its gradient would be rounding, which Adam scales up.
-            x = Conv(features, 3, 1, "auto", add_bias=False, name=f"conv{block}")(_upsample(x))
+            x = Conv(features, 3, 1, "auto", add_bias=False, name=f"conv{block}")(upsample(x))
             x = BatchNorm(name=f"norm{block}")(x, train, batch_axis)
             x = jax.nn.leaky_relu(x, 0.2)
         x = Conv(channels, 3, 1, "auto", add_bias=True, name="images")(x)
         x = jnp.tanh(x[:, :height, :width])
         return BatchNorm(has_parameters=False, name="norm4")(x, train, batch_axis)
-
-
-def _upsample(x):
-    """Repeat rows and columns: `[B, H, W, C]` to `[B, 2 H, 2 W, C]`."""
-    return jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)
 
 
 def make_generator(num_classes: int, num_features: int, hidden: int, noise_size: int) -> Generator:

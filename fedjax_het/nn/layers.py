@@ -280,13 +280,24 @@ def _differentiate_max_pool(primals, tangents):
     maxima = max_pool(x)
     batch, height, width, channels = maxima.shape
     count = sum((corner == maxima).astype(x.dtype) for corner in _take_corners(x))
-    repeated = jnp.repeat(jnp.repeat(maxima, 2, axis=1), 2, axis=2)
     # The barriers keep XLA from computing the repeated arrays anew for each strided number.
     rows, columns = 2 * height, 2 * width
-    is_maximum = x[:, :rows, :columns] == jax.lax.optimization_barrier(repeated)
+    is_maximum = x[:, :rows, :columns] == jax.lax.optimization_barrier(upsample(maxima))
     chosen = jnp.where(is_maximum, tangent[:, :rows, :columns], 0)
     windows = (batch, height, 2, width, 2, channels)
     return maxima, jax.lax.optimization_barrier(chosen).reshape(windows).sum((2, 4)) / count
+
+
+def upsample(x):
+    """Repeat rows and columns.
+
+    Args:
+      x: `[B, H, W, C]`.
+
+    Returns:
+      `[B, 2 H, 2 W, C]`.
+    """
+    return jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)
 
 
 def _take_corners(x):
