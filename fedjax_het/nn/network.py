@@ -3,7 +3,7 @@
 import hashlib
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any, NamedTuple
@@ -176,6 +176,7 @@ def build_model(
     num_tokens: Any = None,
     *,
     per_token: bool = False,
+    list_alternatives: Callable[[InputKind], str] | None = None,
 ) -> Model:
     """Build a network's `Model` and check its options only, see `to_model`.
 
@@ -186,6 +187,7 @@ def build_model(
       options: options of the network's signature.
       num_tokens: number of different tokens; None for inputs of floats.
       per_token: whether the network has logits for each token, see `Model.is_per_token`.
+      list_alternatives: end of the message about inputs, see `require_input_kind`.
 
     Returns:
       The model, whose outputs are not checked.
@@ -196,7 +198,8 @@ def build_model(
     require_devices()  # jax initializes devices even for abstract evaluation
     owner = f"network {network.name!r}"
     _require_no_weights(owner, network.make)
-    require_input_kind(owner, input_shape, num_tokens, network.input_kinds)
+    kinds = network.input_kinds
+    require_input_kind(owner, input_shape, num_tokens, kinds, list_alternatives)
     options = network.validate_options(options)
     with _reraise_as_config_error(owner, get_qualified_name(network.make)):
         definition = network.make

@@ -37,7 +37,6 @@ from fedjax_het.utils.input_kinds import (
     SERIES_KINDS,
     TOKEN_KINDS,
     InputKind,
-    require_input_kind,
 )
 from fedjax_het.utils.registry import Registry, get_keyword_parameters, get_summary_line
 
@@ -101,11 +100,8 @@ def make_model(
     """
     network = NETWORKS.require(name)
     if name in NETWORKS.built_in:
-        require_input_kind(
-            f"network {name!r}", input_shape, num_tokens, network.input_kinds, _list_networks
-        )
         arguments = (network, input_shape, num_classes, options, num_tokens)
-        model = build_model(*arguments, per_token=per_token)
+        model = build_model(*arguments, per_token=per_token, list_alternatives=_list_networks)
         expected = f"a network of task next_token: {_list_per_token_networks()}"
         require(model.is_per_token or not per_token, "model", name, expected)
         return model
