@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-
 from fedjax_het.data.author_files import AuthorDataset, read_frame
 from fedjax_het.data.sources.csv_table import convert_features
 from fedjax_het.data.sources.source import Content, to_indices
+from fedjax_het.data.sources.splits import join_splits
 from fedjax_het.utils.errors import ConfigError
 
 _COLUMNS = (
@@ -38,10 +37,9 @@ def _read(paths: Mapping[str, Path]) -> Content:
             raise ConfigError(f"{path}, column 'income': {error}") from error
         frames.append(frame)
     inputs, num_tokens = convert_features(frames, [*_COLUMNS[:-1]])
-    arrays: dict[str, np.ndarray] = {}
-    for split, own_inputs, own_labels in zip(("train", "test"), inputs, labels, strict=True):
-        arrays |= {f"{split}_inputs": own_inputs, f"{split}_labels": own_labels}
-    return arrays, {"class_names": [*_CLASS_NAMES], "num_tokens": num_tokens}
+    splits = zip(("train", "test"), inputs, labels, strict=True)
+    arrays = {split: {"inputs": x, "labels": y} for split, x, y in splits}
+    return join_splits(arrays), {"class_names": [*_CLASS_NAMES], "num_tokens": num_tokens}
 
 
 ADULT = AuthorDataset(

@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-
 from fedjax_het.data.author_files import AuthorDataset, read_numbers
 from fedjax_het.data.sources.source import Content, require_labels
+from fedjax_het.data.sources.splits import join_splits
 from fedjax_het.utils.errors import ConfigError
 
 _CLASS_NAMES = (
@@ -26,10 +25,9 @@ def _read(paths: Mapping[str, Path]) -> Content:
         raise ConfigError(f"{path} has {len(rows):,} lines: expected more than {_NUM_TRAIN:,}")
     features = rows[:, :_NUM_FEATURES]
     labels = require_labels(path, rows[:, _NUM_FEATURES] - 1, _CLASS_NAMES)
-    arrays: dict[str, np.ndarray] = {}
-    for split, part in (("train", slice(_NUM_TRAIN)), ("test", slice(_NUM_TRAIN, None))):
-        arrays |= {f"{split}_inputs": features[part], f"{split}_labels": labels[part]}
-    return arrays, {"class_names": [*_CLASS_NAMES]}
+    parts = {"train": slice(_NUM_TRAIN), "test": slice(_NUM_TRAIN, None)}
+    arrays = {s: {"inputs": features[part], "labels": labels[part]} for s, part in parts.items()}
+    return join_splits(arrays), {"class_names": [*_CLASS_NAMES]}
 
 
 COVERTYPE = AuthorDataset(

@@ -7,6 +7,7 @@ import numpy as np
 
 from fedjax_het.data.author_files import AuthorDataset, read_frame
 from fedjax_het.data.sources.source import Content
+from fedjax_het.data.sources.splits import join_splits
 from fedjax_het.utils.errors import ConfigError
 
 _HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
@@ -37,16 +38,13 @@ def _read(paths: Mapping[str, Path]) -> Content:
         users = np.repeat(hospital, len(labels))
         for split, part in rows.items():
             splits[split].append((normalized[part], labels[part], users[part]))
-    arrays = {
-        f"{split}_{kind}": np.concatenate(parts)
-        for split, contents in splits.items()
-        for kind, parts in zip(
-            ("inputs", "labels", "users"), zip(*contents, strict=True), strict=True
-        )
-    }
-    num_features = arrays["train_inputs"].shape[1]
+    arrays = {}
+    for split, contents in splits.items():
+        parts = map(np.concatenate, zip(*contents, strict=True))
+        arrays[split] = dict(zip(("inputs", "labels", "users"), parts, strict=True))
+    num_features = arrays["train"]["inputs"].shape[1]
     constants = {"mean": [0.0] * num_features, "std": [1.0] * num_features}
-    return arrays, {"class_names": [*_CLASS_NAMES], **constants}
+    return join_splits(arrays), {"class_names": [*_CLASS_NAMES], **constants}
 
 
 def _read_hospital(path: Path) -> tuple[np.ndarray, np.ndarray]:

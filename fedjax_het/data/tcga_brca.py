@@ -7,6 +7,7 @@ import numpy as np
 
 from fedjax_het.data.author_files import AuthorDataset, read_frame
 from fedjax_het.data.sources.source import Content
+from fedjax_het.data.sources.splits import join_splits
 from fedjax_het.tasks.survival import encode_survival
 from fedjax_het.utils.errors import ConfigError
 
@@ -42,12 +43,11 @@ def _read(paths: Mapping[str, Path]) -> Content:
     ends = [years * _DAYS_PER_YEAR for years in _YEARS]
     labels = encode_survival(numbers[:, -1], numbers[:, -2] > 0, ends)
     users = np.array([folds[fold] for fold in joined["fold"]])
-    arrays: dict[str, np.ndarray] = {}
+    arrays = {}
     for split in ("train", "test"):
         rows = joined["fold"].str.startswith(split).to_numpy()
-        parts = {"inputs": inputs[rows], "labels": labels[rows], "users": users[rows]}
-        arrays |= {f"{split}_{kind}": array for kind, array in parts.items()}
-    return arrays, {"task": "survival"}
+        arrays[split] = {"inputs": inputs[rows], "labels": labels[rows], "users": users[rows]}
+    return join_splits(arrays), {"task": "survival"}
 
 
 TCGA_BRCA = AuthorDataset(

@@ -65,7 +65,10 @@ def load_splits(
 
 
 def join_splits(
-    arrays: SplitArrays, train: str, test: str | None, test_fraction: float | None
+    arrays: SplitArrays,
+    train: str = "train",
+    test: str | None = "test",
+    test_fraction: float | None = None,
 ) -> dict[str, np.ndarray]:
     """Return the arrays of both splits under one name each; see `load_splits` for the arguments.
 
