@@ -37,7 +37,13 @@ from fedjax_het.core.contract_checks import (
 from fedjax_het.nn import Model
 from fedjax_het.utils.arrays import make_key, to_numpy_bits
 from fedjax_het.utils.config import to_python_scalar, validate_fields
-from fedjax_het.utils.errors import ConfigError, format_value, is_integer_at_least, require
+from fedjax_het.utils.errors import (
+    ConfigError,
+    format_value,
+    is_integer_at_least,
+    require,
+    summarize_error,
+)
 
 log = logging.getLogger("fedjax_het")
 Arguments = dict[str, Any]  # by the names of the contract
@@ -254,7 +260,7 @@ def _with_warnings(method: str, field: str, function: Callable, convert: Callabl
     """Return a function that logs its failures and passes each output to `convert`."""
 
     def warn(output: str, error: Exception) -> None:
-        name, reason = f"Algorithm.{field}{output}", " ".join(str(error).split())[:200]
+        name, reason = f"Algorithm.{field}{output}", summarize_error(error)
         log.warning("method %r: %s is left out of the result: %s", method, name, reason)
 
     def call(*args):

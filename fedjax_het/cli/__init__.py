@@ -31,6 +31,7 @@ from fedjax_het.utils.errors import (
     make_value_error,
     require_name,
     run_with_exit_status,
+    summarize_error,
 )
 
 # With these names of files, the usage of `export` is short: tyro prints [OPTIONS] in it.
@@ -134,7 +135,7 @@ def _run(words: Sequence[str]) -> int:
         try:
             jax.distributed.initialize()
         except (ValueError, RuntimeError) as error:
-            reason = " ".join(str(error).split())[:200]
+            reason = summarize_error(error)
             expected = "processes that SLURM, a TPU pod or Open MPI have started"
             raise ConfigError(f"--distributed: expected {expected} ({reason})") from error
     if name in ("demo", "run", "sweep"):

@@ -31,6 +31,7 @@ from fedjax_het.core.task import Task
 from fedjax_het.nn.conv_products import AUTO, CONV_IMPLS, IM2COL, NATIVE, UNROLLED
 from fedjax_het.nn.precision import has_auto_convolutions
 from fedjax_het.utils.env import get_cache_dir, make_private_dir
+from fedjax_het.utils.errors import summarize_error
 from fedjax_het.utils.io import write_atomically
 
 log = logging.getLogger("fedjax_het")
@@ -308,7 +309,7 @@ def _time(
     except WorkloadMemoryError as error:
         reason, insufficient_bytes = str(error), error.needed_bytes - 1
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        reason = " ".join(str(error).split())[:120]
+        reason = summarize_error(error, 120)
         insufficient_bytes = int(RETRY_MEMORY_FACTOR * (free_bytes or 0))
     log.info("lanes: %d per device (%s) are left out: %s", *candidate, reason)
     return Timing(None, insufficient_bytes)

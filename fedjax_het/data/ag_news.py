@@ -11,7 +11,8 @@ import numpy as np
 
 from fedjax_het.data.author_files import AuthorDataset
 from fedjax_het.data.sources.source import Content, read_file, require_labels
-from fedjax_het.utils.errors import ConfigError
+from fedjax_het.data.sources.splits import join_splits
+from fedjax_het.utils.errors import ConfigError, summarize_error
 
 _CLASS_NAMES = ("World", "Sports", "Business", "Sci/Tech")
 # As in PFLlib's `dataset/generate_AGNews.py`. Never changed: others would be another benchmark.
@@ -69,7 +70,7 @@ def _read_parquet(path: Path) -> tuple[list[list[str]], np.ndarray]:
         frame = pd.read_parquet(path, columns=["text", "label"])
         labels = frame["label"].to_numpy().astype(np.int64)
     except Exception as error:  # of arbitrary bytes
-        reason = " ".join(str(error).split())[:200]
+        reason = summarize_error(error)
         raise ConfigError(f"{path} cannot be read ({reason}): expected text and label") from error
     return [split_words(str(text)) for text in frame["text"]], require_labels(
         path, labels, _CLASS_NAMES
@@ -87,15 +88,15 @@ def _read(paths: Mapping[str, Path]) -> Content:
     """Read the authors' splits as the first 200 words of each text, with padding."""
     contents = {s: _read_split(p) for s, p in zip(("train", "test"), paths.values(), strict=True)}
     numbers = _number_words(contents["train"][0])
-    arrays: dict[str, np.ndarray] = {}
+    arrays = {}
     for split, (texts, labels) in contents.items():
         tokens = np.full((len(texts), _LENGTH), _PADDING, np.int32)
         for row, words in zip(tokens, texts, strict=True):
             known = [numbers.get(word, _UNKNOWN) for word in words[:_LENGTH]]
             row[: len(known)] = known
-        arrays |= {f"{split}_inputs": tokens, f"{split}_labels": labels}
+        arrays[split] = {"inputs": tokens, "labels": labels}
     facts = {"class_names": [*_CLASS_NAMES], "num_tokens": len(numbers) + _NUM_SPECIAL}
-    return arrays, facts
+    return join_splits(arrays), facts
 
 
 AG_NEWS = AuthorDataset(

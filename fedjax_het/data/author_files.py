@@ -12,12 +12,10 @@ from fedjax_het.data.array_cache import load_cached_arrays, load_or_build_arrays
 from fedjax_het.data.sources.source import FILE_ORDER, Content, list_files
 from fedjax_het.data.sources.tfds import resolve_data_root
 from fedjax_het.utils import env
-from fedjax_het.utils.errors import ConfigError, display_name
+from fedjax_het.utils.errors import ConfigError, display_name, summarize_error
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_MAX_REASON = 200  # characters of an error of pandas
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,7 @@ def read_frame(
     try:
         frame = pd.read_csv(path, **{"header": None, **options})
     except Exception as error:  # of arbitrary bytes
-        reason = " ".join(str(error).split())[:_MAX_REASON]
+        reason = summarize_error(error)
         raise ConfigError(
             f"{path} cannot be read ({reason}): expected lines of {num_columns} values"
         ) from error

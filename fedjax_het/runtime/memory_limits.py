@@ -33,7 +33,7 @@ from fedjax_het.runtime.compiled_programs import CompiledPrograms
 from fedjax_het.runtime.placement import HOST_STATE, SPLIT_STATE, Placement
 from fedjax_het.runtime.signature import Signature, to_items
 from fedjax_het.utils.arrays import make_key
-from fedjax_het.utils.errors import ConfigError, display_name
+from fedjax_het.utils.errors import ConfigError, display_name, summarize_error
 
 _FLOAT_BYTES = 4
 # Activations of a batch are counted if this many times the inputs do not fit.
@@ -282,7 +282,7 @@ def translate_out_of_memory(spec: ResolvedRunSpec) -> Iterator[None]:
     try:
         yield
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        text = " ".join(str(error).split())[:120] or "no details"
+        text = summarize_error(error, 120) or "no details"
         is_xla_error = isinstance(error, jax.errors.JaxRuntimeError)
         if is_xla_error and not re.search("RESOURCE_EXHAUSTED|[Oo]ut of memory", str(error)):
             raise

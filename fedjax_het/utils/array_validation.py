@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_het.utils.errors import ConfigError, make_value_error, require
+from fedjax_het.utils.errors import ConfigError, make_value_error, require, summarize_error
 from fedjax_het.utils.input_kinds import count_rows
 
 # A network has an output for each class: larger numbers are labels with another meaning.
@@ -31,7 +31,7 @@ def to_array(argument: str, values: Any, expected: str) -> np.ndarray:
             return array
         cause, reason = None, f"a {type(values).__name__} of objects"
     except Exception as error:  # `__array__` of a user's class may raise anything
-        cause, reason = error, " ".join(str(error).split())[:200]
+        cause, reason = error, summarize_error(error)
     if shapes := _find_mismatched_shapes(values):
         reason = f"items of shapes {shapes[0]} and {shapes[1]}"
     raise ConfigError(f"{argument}: {reason}: expected {expected}") from cause

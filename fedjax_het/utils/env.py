@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_het.utils.errors import ConfigError, make_value_error
+from fedjax_het.utils.errors import ConfigError, make_value_error, summarize_error
 
 MAX_SECONDS = 1e9
 """Largest number of seconds between checkpoints."""
@@ -245,7 +245,7 @@ def require_devices() -> None:
     try:
         jax.devices()
     except Exception as error:  # each kind of device raises another type
-        reason = " ".join(str(error).split())[:200]
+        reason = summarize_error(error)
         platforms = os.environ.get("JAX_PLATFORMS")
         if not platforms:
             raise ConfigError(f"jax finds no devices: {reason}") from error

@@ -130,6 +130,24 @@ def describe_error(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")
 
 
+def summarize_error(error: Exception, max_length: int = 200) -> str:
+    """Return the beginning of the message of a foreign exception in one line.
+
+    Args:
+      error: the exception.
+      max_length: maximum number of characters.
+
+    Returns:
+      The message without its type.
+
+    Example:
+      >>> from fedjax_het.utils.errors import summarize_error
+      >>> summarize_error(ValueError("too" + chr(10) + "long"), max_length=5)
+      'too l'
+    """
+    return " ".join(str(error).split())[:max_length]
+
+
 def make_value_error(argument: str, value: object, expected: str) -> ConfigError:
     """Return the error of a value that cannot be used.
 

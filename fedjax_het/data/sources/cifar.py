@@ -21,7 +21,7 @@ from fedjax_het.data.sources.source import (
     to_rows,
     without_cache,
 )
-from fedjax_het.utils.errors import ConfigError
+from fedjax_het.utils.errors import ConfigError, summarize_error
 
 _SHAPE = (3, 32, 32)
 _NUM_PIXELS = 3 * 32 * 32
@@ -132,7 +132,7 @@ def _unpickle(path: Path) -> dict[str, Any]:
     try:
         batch = _RestrictedUnpickler(content, encoding="latin1").load()
     except Exception as error:  # damaged files raise errors of many types
-        reason = " ".join(str(error).split())[:200]
+        reason = summarize_error(error)
         raise ConfigError(
             f"{path} cannot be read ({reason}): expected a file of CIFAR's Python version"
         ) from error

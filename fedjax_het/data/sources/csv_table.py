@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_het.data.sources.source import FILE_ORDER, Content, Source, to_indices
 from fedjax_het.data.sources.splits import TestFraction, choose_splits, join_splits
 from fedjax_het.data.sources.tables import CONVENTIONS
-from fedjax_het.utils.errors import ConfigError
+from fedjax_het.utils.errors import ConfigError, summarize_error
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -120,7 +120,7 @@ def _read_frame(path: Path) -> "pd.DataFrame":
             f"{path} has rows with more values than the header: expected a name for each column"
         ) from error
     except Exception as error:  # of arbitrary bytes
-        reason = " ".join(str(error).split())[:200]
+        reason = summarize_error(error)
         raise ConfigError(f"{path} cannot be read ({reason})") from error
     if not len(frame):
         raise ConfigError(f"{path} has no rows")

@@ -10,7 +10,7 @@ from fedjax_het.data.image_decoding import Side, to_height_and_width
 from fedjax_het.data.sources.source import FILE_ORDER, Content, Source, list_files
 from fedjax_het.data.sources.splits import SplitArrays, TestFraction, load_splits
 from fedjax_het.data.sources.tables import Columns, read_tables
-from fedjax_het.utils.errors import ConfigError
+from fedjax_het.utils.errors import ConfigError, summarize_error
 
 _SPLIT = re.compile(r"(train|test|validation|valid|val)(?=[-_.]|$)")
 
@@ -139,7 +139,7 @@ def _read_files(paths: list[Path]) -> Any:
             table.validate(full=True)  # Arrow files have no checksums
             str(table.schema)  # decodes all names
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            reason = " ".join(str(error).split())[:200]
+            reason = summarize_error(error)
             raise ConfigError(f"{path} cannot be read ({reason})") from error
         tables.append(table)
     try:
@@ -158,7 +158,7 @@ def _download(name: str, config: str | None, revision: str | None) -> tuple[Tabl
     try:
         splits = datasets.load_dataset(name, config, revision=revision)
     except Exception as error:  # errors of the network, of the Hub and of the files
-        reason = " ".join(str(error).split())[:200]
+        reason = summarize_error(error)
         raise ConfigError(
             f"no folder {name}, and no data set of the Hub ({type(error).__name__}: {reason})"
         ) from error

@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_het.data.sources.source import FILE_ORDER, Content, Source, to_indices
 from fedjax_het.data.validation import move_channels_last
 from fedjax_het.utils.config import PositiveInt
-from fedjax_het.utils.errors import ConfigError
+from fedjax_het.utils.errors import ConfigError, summarize_error
 
 # Names of arrays in the archive, by their names in `dataset_from_arrays`.
 _NAMES = {
@@ -83,9 +83,8 @@ def read_npz_dataset(
         if arrays[name].shape[1:] == (1,):
             arrays[name] = arrays[name][:, 0]
     meta: dict[str, Any] = {"source": "npz", "order": FILE_ORDER}
-    given = {"task": task, "num_tokens": num_tokens}
-    for name, convert in (("task", str), ("num_tokens", int)):
-        if (value := _get_scalar(location, stored, name, convert, given[name])) is not None:
+    for name, option, convert in (("task", task, str), ("num_tokens", num_tokens, int)):
+        if (value := _get_scalar(location, stored, name, convert, option)) is not None:
             meta[name] = value
     for kind, names in (("labels", "class_names"), ("domains", "domain_names")):
         meta[names] = tuple(map(str, stored.get(names, ())))
@@ -99,11 +98,11 @@ def read_npz_dataset(
 
 
 def _get_scalar(
-    location: str, stored: dict[str, np.ndarray], name: str, convert: Callable, given: Any
+    location: str, stored: dict[str, np.ndarray], name: str, convert: Callable, option: Any
 ) -> Any:
-    """Return the value that the user gives, or else the stored one; None without both."""
-    if given is not None or name not in stored:
-        return given
+    """Return the user's option, or else the stored value; None without both."""
+    if option is not None or name not in stored:
+        return option
     try:
         return convert(stored[name].item())
     except ValueError as error:
@@ -125,7 +124,7 @@ def _load(path: Path) -> dict[str, np.ndarray]:
     except ConfigError:
         raise
     except Exception as error:  # NumPy parses headers with Python's tokenizer
-        reason = " ".join(str(error).split())[:200]
+        reason = summarize_error(error)
         raise ConfigError(
             f"{path} cannot be read ({reason}): expected an archive of numbers and texts, as "
             "np.savez writes it"

@@ -16,7 +16,7 @@ from fedjax_het.data.array_cache import load_cached_arrays, load_or_build_arrays
 from fedjax_het.data.sources.source import Content, PublishedDataset, Source
 from fedjax_het.data.sources.tfrecord import iter_records
 from fedjax_het.utils import env
-from fedjax_het.utils.errors import ConfigError
+from fedjax_het.utils.errors import ConfigError, summarize_error
 
 PREPARED_ORDER = "tensorflow-datasets"
 """Order of examples as tensorflow-datasets writes them, by hashed keys."""
@@ -233,7 +233,7 @@ def open_builder(name: str, folder: Path) -> Iterator:
         yield tfds.builder_from_directory(folder)
     # array_record raises its own types for damaged files; none of them names a remedy.
     except Exception as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = summarize_error(error)
         raise ConfigError(
             f"{folder} cannot be read ({type(error).__name__}: {reason}); prepare it again: run "
             f"{_get_command(name)}"

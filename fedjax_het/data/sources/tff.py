@@ -12,7 +12,7 @@ from fedjax_het.data.sources.by_user import USER_ORDER, UserExamples, guess_shap
 from fedjax_het.data.sources.characters import TFF_NUM_TOKENS, encode_snippets
 from fedjax_het.data.sources.source import READ_ERRORS, Content, Source, list_files
 from fedjax_het.data.sources.splits import SplitArrays, TestFraction, load_splits
-from fedjax_het.utils.errors import ConfigError
+from fedjax_het.utils.errors import ConfigError, summarize_error
 
 _IMAGES, _LABELS = ("pixels", "image"), ("label",)  # FEMNIST, CIFAR-100
 _TEXT = "snippets"  # Shakespeare
@@ -97,7 +97,7 @@ def _iter_users(
     except ConfigError:
         raise
     except (*READ_ERRORS, LookupError, ValueError, AttributeError, TypeError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = summarize_error(error)
         raise ConfigError(
             f"{path} cannot be read ({reason}): expected a file of TensorFlow Federated"
         ) from error
