@@ -17,6 +17,7 @@ from fedjax_het.data.validation import (
     warn_about_empty_classes,
 )
 from fedjax_het.tasks import TASKS, Classification, TaskKind
+from fedjax_het.tasks.checks import convert_labels, count_outputs, make_kind
 from fedjax_het.utils.array_validation import require_below
 from fedjax_het.utils.config import Bounds, validate, validate_arguments
 from fedjax_het.utils.errors import require
@@ -188,7 +189,7 @@ class Dataset:
     @cached_property
     def task_kind(self) -> TaskKind:
         """The kind of the task, with the constants of the test labels."""
-        return TASKS[self.task].make.from_labels(self.test_labels)
+        return make_kind(TASKS[self.task].make, self.test_labels)
 
     @property
     def label_shape(self) -> tuple[int, ...]:
@@ -346,8 +347,8 @@ def dataset_from_arrays(
     train = validator.validate("train_inputs", train_inputs)
     test = validator.validate("test_inputs", test_inputs, train)
     task_kind: type[TaskKind] = TASKS.require(task).make
-    train_labels = task_kind.validate_labels("train_labels", train_labels, "train_inputs", train)
-    test_labels = task_kind.validate_labels("test_labels", test_labels, "test_inputs", test)
+    train_labels = convert_labels(task_kind, "train_labels", train_labels, "train_inputs", train)
+    test_labels = convert_labels(task_kind, "test_labels", test_labels, "test_inputs", test)
     if task_kind.has_classes:
         labels = {"train_labels": train_labels, "test_labels": test_labels}
         num_classes = resolve_num_classes(num_classes, labels)
@@ -395,7 +396,7 @@ def _require_equal_outputs(
         for name, labels in (("train_labels", train_labels), ("test_labels", test_labels)):
             allowed = f"tokens in [0, {num_tokens}), or -1 where there is none"
             require(labels.max() < num_tokens, f"range of {name}", int(labels.max()), allowed)
-    expected, actual = (kind.count_outputs(v, num_tokens) for v in (train_labels, test_labels))
+    expected, actual = (count_outputs(kind, v, num_tokens) for v in (train_labels, test_labels))
     require(actual == expected, "outputs of test_labels", actual, f"{expected}, as train_labels")
 
 
@@ -455,7 +456,7 @@ def validate_server_examples(
         require(values is not None, argument, values, "an array, since the other of the two is set")
     server_inputs = validator.validate("server_inputs", server_inputs, train_inputs)
     arguments = ("server_labels", server_labels, "server_inputs", server_inputs)
-    server_labels = task_kind.validate_labels(*arguments)
+    server_labels = convert_labels(task_kind, *arguments)
     if task_kind.has_classes:
         require_below("server_labels", server_labels, num_classes)
     return server_inputs, server_labels

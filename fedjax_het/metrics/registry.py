@@ -5,6 +5,7 @@ updates that clients send.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -555,15 +556,20 @@ def _trace_metric(
     label_shape: tuple[int, ...],
     label_dtype: str,
 ) -> dict[str, Any]:
-    mask = jax.ShapeDtypeStruct((2,), jnp.float32)
-    logits = mask.update(shape=(2, *output_shape))
-    labels = jax.ShapeDtypeStruct((2, *label_shape), label_dtype)
-
-    def compute_metric(*arguments):
-        return finish_metric(metric, *sum_metrics((metric,), *arguments))
-
+    shapes = []
     try:
-        return jax.eval_shape(compute_metric, logits, labels, mask)
+        for num_examples in (2, 3):
+            mask = jax.ShapeDtypeStruct((num_examples,), jnp.float32)
+            logits = jax.ShapeDtypeStruct((num_examples, *output_shape), jnp.float32)
+            labels = jax.ShapeDtypeStruct((num_examples, *label_shape), label_dtype)
+            sums = jax.eval_shape(partial(sum_metrics, (metric,)), logits, labels, mask)
+            shapes.append([leaf.shape for leaf in jax.tree.leaves(sums)])
+        if shapes[0] != shapes[1]:
+            raise ConfigError(
+                f"metric {metric.name!r}: sums returned the shapes {shapes[0]} for 2 examples and "
+                f"{shapes[1]} for 3: expected sums over the examples, of one shape for any number"
+            )
+        return jax.eval_shape(partial(finish_metric, metric), *sums)
     except ConfigError:
         raise
     except Exception as error:  # a user's function may raise anything

@@ -58,6 +58,8 @@ from fedjax_het.runtime.signature import (
     warn_missing_norm_layers,
 )
 from fedjax_het.runtime.trained_model import ModelFile, load_initial_model
+from fedjax_het.tasks import TASKS
+from fedjax_het.tasks.checks import check_functions
 from fedjax_het.utils.arrays import stack_on_host
 from fedjax_het.utils.input_kinds import map_arrays
 
@@ -242,6 +244,9 @@ def prepare_group(
         build_signature, spec, dataset, user_objects.network, user_objects.optimizer
     )
     signature = make_signature()
+    if dataset.task not in TASKS.built_in:
+        task = signature.training.task
+        check_functions(task.kind, task.model.output_shape, task.label_shape, task.label_dtype)
     require_memory_for_settings(spec, dataset, signature, placement, devices)
     algorithm = build_algorithm(signature)
     warn_missing_norm_layers(spec, signature)

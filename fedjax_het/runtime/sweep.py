@@ -384,9 +384,11 @@ def compute_run_digests(
                 dataset = load_dataset(name, normalization=normalization, data_dir=data_dir)
         except _UNUSABLE_ERRORS:  # the run is rejected later with the reason
             return "unknown"
-        data = dataset.input_shape, dataset.num_classes
         model = to_model(
-            user_objects.network, *data, num_tokens=dataset.num_tokens, **json.loads(options)
+            *(user_objects.network, dataset.input_shape, dataset.num_outputs),
+            num_tokens=dataset.num_tokens,
+            per_token=dataset.task_kind.is_per_token,
+            **json.loads(options),
         )
         return compute_network_digest(model)
 

@@ -37,6 +37,7 @@ from fedjax_het.nn import compute_network_digest
 from fedjax_het.runtime.compiled_programs import build_algorithm
 from fedjax_het.runtime.signature import Signature, build_signature
 from fedjax_het.tasks import TASKS, TaskKind
+from fedjax_het.tasks.checks import convert_labels, make_kind
 from fedjax_het.utils.array_validation import require_below, validate_labels
 from fedjax_het.utils.arrays import fetch_to_host, make_key
 from fedjax_het.utils.config import validate_arguments
@@ -308,8 +309,8 @@ class TrainedModel:
         return Evaluation(float(accuracy), float(loss), confusion, float(calibration_error(bins)))
 
     def _evaluate_task(self, inputs: np.ndarray, labels: np.ndarray) -> TaskEvaluation:
-        labels = self.task.kind.validate_labels("labels", labels, "inputs", inputs)
-        kind = self.task.kind.from_labels(labels)
+        labels = convert_labels(type(self.task.kind), "labels", labels, "inputs", inputs)
+        kind = make_kind(type(self.task.kind), labels)
         data = jnp.asarray(self.logits(inputs)), jnp.asarray(labels)
         weights = kind.count_targets(data[1])
         score, loss = (

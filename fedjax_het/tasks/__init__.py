@@ -9,7 +9,7 @@ from fedjax_het.tasks.next_token import NextToken
 from fedjax_het.tasks.regression import Regression
 from fedjax_het.tasks.survival import Survival
 from fedjax_het.utils.config import validate_arguments
-from fedjax_het.utils.errors import require
+from fedjax_het.utils.errors import ConfigError, describe_error, require
 from fedjax_het.utils.kinds import KindEntry
 from fedjax_het.utils.registry import Registry
 
@@ -34,7 +34,8 @@ def register_task(kind: type) -> None:
     """Register a kind of task of the user for data sets, until the process ends.
 
     Args:
-      kind: a subclass of `TaskKind` with a `name`, a frozen dataclass.
+      kind: a subclass of `TaskKind` with a `name` and a `description`, a frozen dataclass. Its
+        functions are checked once a run's network is known, before anything compiles.
 
     Raises:
       ConfigError: if it is no such class, or if the name belongs to a kind of the package.
@@ -58,5 +59,17 @@ def register_task(kind: type) -> None:
     is_valid = issubclass(kind, TaskKind)
     is_valid = is_valid and not getattr(kind, "__abstractmethods__", ())
     require(is_valid, "kind", kind, "a subclass of TaskKind with all of its functions")
+    for attribute in ("name", "description"):
+        value = getattr(kind, attribute, None)
+        require(isinstance(value, str), f"{kind.__name__}.{attribute}", value, "a text")
+    is_static = kind.__hash__ is not None
+    require(is_static, "kind", kind, "a class whose objects have a hash: @dataclass(frozen=True)")
+    try:
+        kind()
+    except Exception as error:
+        raise ConfigError(
+            f"kind = {kind.__name__}: {kind.__name__}() fails ({describe_error(error)}): expected "
+            "fields with defaults"
+        ) from error
     entry: Any = kind
     TASKS.add(KindEntry(entry.name, entry.description, entry))

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import flax.linen as nn
 import numpy as np
 import pytest
 from support.markers import slow_case
@@ -132,6 +133,22 @@ def test_placement_and_resuming_do_not_change_a_run(task, tmp_path):
     with pytest.raises(KilledError):
         run(task, output_dir=tmp_path, callbacks=[make_killing_callback(2)])
     assert_results_equal(run(task, output_dir=tmp_path, resume=True), expected)
+
+
+def test_sweep_finds_results_of_a_regression_with_a_user_network(tmp_path):
+    class TwoOutputs(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(2)(x)
+
+    dataset, _ = CASES["regression"]
+    spec, lines = RunSpec(**SETTINGS), []
+    for _ in range(2):
+        outcome = sweep(
+            [spec], tmp_path, dataset=dataset, network=TwoOutputs(), progress=lines.append
+        )
+        assert outcome.results[0] is not None
+    assert any("already" in line for line in lines)
 
 
 def test_runs_of_a_sweep_equal_single_runs():

@@ -307,6 +307,11 @@ def test_user_metric(tmp_path):
         (lambda a, b, c: a.sum(), lambda s: {"objective": s}, "a name that no other metric"),
         (lambda a, b, c: a.sum(), lambda s: {"digest": s}, "a name that no other metric"),
         (lambda a, b, c: "text", lambda s: {"x": s}, "one raises"),
+        (
+            lambda a, b, c: a.sum(-1) * c,
+            lambda s: {"x": s.sum()},
+            r"sums returned the shapes \[\(2,\)\] for 2 examples and \[\(3,\)\] for 3: expected",
+        ),
     ],
 )
 def test_user_metric_rejects_invalid_functions(sums, finish, expected):

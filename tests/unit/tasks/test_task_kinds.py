@@ -1,8 +1,9 @@
 """Losses and scores of each kind of task against oracles in float64, and checks of labels."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -199,6 +200,106 @@ def test_task_of_a_user():
         np.testing.assert_allclose(result.metrics["test_loss"][-1], expected, rtol=1e-5)
     finally:
         TASKS.reset()
+
+
+BROKEN_FUNCTIONS = {
+    "mean loss": (
+        "compute_losses",
+        lambda self, outputs, labels: jnp.abs(outputs - labels).mean(),
+        r"compute_losses returned float32\[\] for float32\[\d,3\], float32\[\d,3\]: expected "
+        r"float32\[\d\], the loss of each of \d examples",
+    ),
+    "loss per output": (
+        "compute_losses",
+        lambda self, outputs, labels: jnp.abs(outputs - labels),
+        r"compute_losses returned float32\[\d,3\]",
+    ),
+    "no loss": ("compute_losses", lambda self, outputs, labels: None, "returned None"),
+    "failing loss": (
+        "compute_losses",
+        lambda self, outputs, labels: outputs @ labels,
+        r"compute_losses fails for .* \(.*\): expected a pure function of jax arrays",
+    ),
+    "no gradient": (
+        "compute_losses",
+        lambda self, outputs, labels: jax.lax.while_loop(
+            lambda x: x.sum() < 9, lambda x: x + 1, outputs
+        ).mean(-1),
+        "the gradient of compute_losses fails",
+    ),
+    "mean score": (
+        "compute_scores",
+        lambda self, outputs, labels: (outputs > labels).mean(),
+        r"compute_scores returned float32\[\]",
+    ),
+    "score of NumPy": (
+        "compute_scores",
+        lambda self, outputs, labels: np.asarray(outputs).mean(-1),
+        "compute_scores fails for .*TracerArrayConversionError",
+    ),
+    "one weight": (
+        "count_targets",
+        lambda self, labels: 1.0,
+        r"count_targets returned float32\[\]",
+    ),
+    "variable constants": (
+        "from_labels",
+        classmethod(lambda cls, labels: cls(variances=[1.0])),
+        "from_labels = .*: expected a Broken with fields that have a hash",
+    ),
+    "no kind": ("from_labels", classmethod(lambda cls, labels: None), "from_labels = None"),
+    "labels in float64": (
+        "validate_labels",
+        staticmethod(lambda argument, labels, *inputs: np.float64(labels)),
+        r"validate_labels returned float64\[6,3\] for train_labels: expected an array of NumPy",
+    ),
+    "fraction of outputs": (
+        "count_outputs",
+        staticmethod(lambda labels, num_tokens: 1.5),
+        "count_outputs = 1.5: expected an integer of at least 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN_FUNCTIONS)
+def test_broken_task_of_a_user_is_one_line_before_compilation(case, monkeypatch):
+    name, function, message = BROKEN_FUNCTIONS[case]
+    fields = {"name": "broken", "description": "a task", name: function}
+    register_task(dataclass(frozen=True)(type("Broken", (Regression,), fields)))
+    monkeypatch.setattr(jax, "jit", None)
+    spec = RunSpec(model="mlp", partition="iid", num_clients=2, rounds=1, local_epochs=1)
+    try:
+        with pytest.raises(ConfigError, match=message) as error:
+            simulate(spec, dataset=make_dataset("broken", np.zeros((6, 3))))
+        assert str(error.value).startswith("task 'broken': ") and "\n" not in str(error.value)
+    finally:
+        TASKS.reset()
+
+
+def test_register_task_requires_static_objects():
+    class NoDescription(Survival):
+        name = "own"
+        description = None
+
+    class Mutable(Regression):
+        name: ClassVar[str] = "own"
+
+        def __eq__(self, other):
+            return self is other
+
+    @dataclass(frozen=True)
+    class Incomplete(Regression):
+        name: ClassVar[str] = "own"
+        scale: float = field(kw_only=True)
+
+    for kind, message in (
+        (NoDescription, "NoDescription.description = None: expected a text"),
+        (Mutable, r"expected a class whose objects have a hash: @dataclass\(frozen=True\)"),
+        (Incomplete, r"Incomplete\(\) fails .*'scale'.*: expected fields with defaults"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            register_task(kind)
+    assert "own" not in TASKS
 
 
 def test_next_tokens_are_below_their_number():
