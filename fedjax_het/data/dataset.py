@@ -19,6 +19,7 @@ from fedjax_het.data.validation import (
 from fedjax_het.tasks import TASKS, Classification, TaskKind
 from fedjax_het.tasks.checks import convert_labels, count_outputs, make_kind
 from fedjax_het.utils.array_validation import require_below
+from fedjax_het.utils.arrays import SMALLEST_DEVIATION, is_constant
 from fedjax_het.utils.config import Bounds, validate, validate_arguments
 from fedjax_het.utils.errors import require
 from fedjax_het.utils.former_names import (
@@ -41,9 +42,10 @@ if TYPE_CHECKING:
 else:
     ArrayLike = Any  # the function itself checks arrays, with messages of its own
 
-# Ranges in which the square of a normalized number is finite in float32.
-_Mean = Annotated[float, Bounds(-1e12, 1e12)]
-_Deviation = Annotated[float, Bounds(1e-6, 1e12)]
+# Ranges in which the inverse and the square of a normalized number are finite in float32.
+_Mean = Annotated[float, Bounds(-1e30, 1e30)]
+_Deviation = Annotated[float, Bounds(SMALLEST_DEVIATION, 1e30)]
+_MAX_RATIO = 1e18  # of mean and deviation
 
 
 @accept_former_fields(FORMER_ARRAY_NAMES)
@@ -478,6 +480,9 @@ def _validate_constants(train_inputs: Any, mean: Any, std: Any) -> tuple[Any, An
             noun = "channel" if inputs.ndim == 4 else "feature"
             expected = f"{num_channels} finite numbers, one for each {noun}"
             require(len(constants) == num_channels, argument, constants, expected)
+        ratios = [abs(m) / s for m, s in zip(mean, std, strict=True)]
+        is_valid = max(ratios, default=0) <= _MAX_RATIO
+        require(is_valid, f"std{suffix}", std, f"deviations of at least {1 / _MAX_RATIO} * |mean|")
         return mean, std
 
     if not isinstance(train_inputs, Mapping):
@@ -501,7 +506,8 @@ def _validate_constants(train_inputs: Any, mean: Any, std: Any) -> tuple[Any, An
 def compute_channel_statistics(inputs: Any) -> tuple[Any, Any]:
     """Compute mean and standard deviation of each channel or feature.
 
-    Exact for uint8 images, whose 256 levels are counted. A constant channel gets a deviation of 1.
+    Exact for uint8 images, whose 256 levels are counted. A channel whose deviation is only rounding
+    gets a deviation of 1.
 
     Args:
       inputs: arrays `[N, ..., C]`, or arrays by name; uint8 images are scaled to [0, 1].
@@ -525,5 +531,5 @@ def compute_channel_statistics(inputs: Any) -> tuple[Any, Any]:
         else:
             mean, deviation = values.mean(dtype=np.float64), values.std(dtype=np.float64)
         means.append(float(mean))
-        deviations.append(float(deviation) if deviation > 1e-8 else 1.0)
+        deviations.append(1.0 if is_constant(mean, deviation) else float(deviation))
     return tuple(means), tuple(deviations)

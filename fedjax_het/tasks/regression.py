@@ -8,6 +8,7 @@ import numpy as np
 
 from fedjax_het.tasks.base import TaskKind, hide_nonfinite
 from fedjax_het.utils.array_validation import to_array
+from fedjax_het.utils.arrays import is_constant
 from fedjax_het.utils.errors import require
 from fedjax_het.utils.input_kinds import count_rows
 
@@ -53,8 +54,9 @@ class Regression(TaskKind):
     @classmethod
     def from_labels(cls, labels):
         """Return the kind with the variances of the labels; a constant label has the variance 1."""
-        variances = labels.astype(np.float64).var(0)
-        return cls(tuple(float(v) if v > 0 else 1.0 for v in variances))
+        labels = labels.astype(np.float64)
+        pairs = zip(labels.mean(0), labels.var(0), strict=True)
+        return cls(tuple(1.0 if is_constant(m, v**0.5) else float(v) for m, v in pairs))
 
     def compute_losses(self, outputs, labels):
         """Return the mean squared error over the numbers of each example."""

@@ -16,12 +16,33 @@ AnyArray = jax.Array | np.ndarray
 """Array on the devices or on the host."""
 PRNG_IMPL = "threefry2x32"
 """Generator of all random numbers of a run."""
+SMALLEST_DEVIATION = 1e-30
+"""Smallest standard deviation by which inputs are divided; its inverse is finite in float32."""
 _TYPE_SEPARATOR = "::"  # between the name of an array and the type that its bits represent
 
 
 def is_prng_key(leaf: Any) -> bool:
     """Return whether a value is an array of typed PRNG keys."""
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def is_constant(mean: float, deviation: float) -> bool:
+    """Return whether the deviation of float32 numbers is only rounding.
+
+    Args:
+      mean: mean of the numbers.
+      deviation: standard deviation of the numbers, in their unit.
+
+    Returns:
+      True if the deviation is at most the spacing of float32 numbers near the mean, or below the
+      numbers that devices represent.
+
+    Example:
+      >>> from fedjax_het.utils.arrays import is_constant
+      >>> is_constant(0.0, 1e-9), is_constant(1e6, 1e-3)
+      (False, True)
+    """
+    return deviation <= max(abs(mean) * float(np.finfo(np.float32).eps), SMALLEST_DEVIATION)
 
 
 def num_bytes(tree: Any) -> int:

@@ -221,7 +221,7 @@ def test_empty_clients_and_shared_examples_are_logged(caplog):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"std": (0.0,)}, r"std\[0\] = 0.0: expected a number in \[1e-06"),
+        ({"std": (0.0,)}, r"std\[0\] = 0.0: expected a number in \[1e-30"),
         ({"train_labels": np.zeros(3, int)}, r"len\(train_labels\) = 3"),
         ({"train_inputs": np.full((51, 2, 2, 1), np.nan)}, "train_inputs.* = nan"),
         ({"test_labels": [], "test_inputs": []}, "shape of test_inputs"),

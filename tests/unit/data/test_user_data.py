@@ -6,13 +6,17 @@ import re
 import subprocess
 import sys
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
 from support.paths import ROOT
 
+from fedjax_het import RunSpec, simulate
+from fedjax_het.core.task import Task
 from fedjax_het.data import dataset_from_arrays, load_dataset, load_image_folder
 from fedjax_het.data.dataset import validate_dataset
+from fedjax_het.nn import make_model
 from fedjax_het.utils.errors import ConfigError
 from fedjax_het.utils.io import digest_arrays
 
@@ -247,6 +251,38 @@ def test_std_of_constant_channel():
     assert dataset.std == (1.0, 1.0, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("mean", "scale"), [(0, 1e-9), (3e-7, 1e-9), (-5, 1e-5), (0, 1e-20), (1e15, 1e14)]
+)
+def test_features_of_any_magnitude_are_normalized(mean, scale):
+    rng = np.random.default_rng(0)
+    values = (mean + scale * rng.normal(size=(90, 2))).astype(np.float32)
+    dataset = dataset_from_arrays(values, np.arange(90) % 2, values, np.arange(90) % 2)
+    np.testing.assert_allclose(dataset.std, values.std(0, dtype=np.float64))
+    network = make_model("mlp", dataset.input_shape, 2)
+    normalized = Task(network, dataset.mean, dataset.std).normalize(jnp.asarray(values))
+    np.testing.assert_allclose(normalized.std(0), 1, rtol=0.02)
+
+
+@pytest.mark.parametrize("value", [0, 0.1, -1e6, 1e-40])
+def test_features_that_differ_by_rounding_are_constant(value):
+    column = np.full((8, 1), value, np.float32)
+    column[3:5] = np.nextafter(column[0], np.float32(9e9))
+    dataset = dataset_from_arrays(column, np.arange(8) % 2, column, np.arange(8) % 2)
+    assert dataset.std == (1.0,)
+    labels = dataset_from_arrays(column, column, column, column, task="regression")
+    assert labels.task_kind.variances == (1.0,)
+
+
+def test_learns_features_of_tiny_values():
+    rng = np.random.default_rng(0)
+    values = 1e-9 * rng.normal(size=(300, 2)).astype(np.float32)
+    labels = (values[:, 0] > 0).astype(int)
+    dataset = dataset_from_arrays(values[:200], labels[:200], values[200:], labels[200:])
+    spec = RunSpec(model="mlp", partition="iid", num_clients=2, rounds=3, learning_rate=0.1)
+    assert simulate(spec, dataset=dataset).final_accuracy > 0.9
+
+
 def test_digest_covers_contents_only():
     base = dataset_from_arrays(**arrays())
     assert base.digest() == dataset_from_arrays(**arrays(), name="other", note="n").digest()
@@ -315,13 +351,14 @@ BAD_ARRAYS = {
     "classes": ({"num_classes": 1}, "num_classes = 1"),
     "class names": ({"class_names": ["a", "b"]}, "class_names"),
     "mean": ({"mean": (0.5,)}, "mean = .*3 finite numbers"),
-    "std": ({"std": (1, 0, 1)}, r"std\[1\] = 0: expected a number in \[1e-06, 1e\+12\]"),
+    "std": ({"std": (1, 0, 1)}, r"std\[1\] = 0: expected a number in \[1e-30, 1e\+30\]"),
     "std type": ({"std": 0.5}, "std = 0.5"),
     "std text": ({"std": "123"}, "std = '123'"),
     "std of truth values": ({"std": (True, True, True)}, r"std\[0\] = True"),
     "std nan": ({"std": (1, np.nan, 1)}, r"std\[1\] = nan"),
+    "std below mean": ({"mean": (0, 1e9, 0), "std": (1, 1e-10, 1)}, r"at least 1e-18 \* \|mean\|"),
     "tiny std": ({"std": (1, 1e-300, 1)}, r"std\[1\] = 1e-300"),
-    "huge mean": ({"mean": (1, 1e39, 1)}, r"mean\[1\] = .*number in \[-1e\+12, 1e\+12\]"),
+    "huge mean": ({"mean": (1, 1e39, 1)}, r"mean\[1\] = .*number in \[-1e\+30, 1e\+30\]"),
     "ragged": (
         {"train_inputs": [np.zeros((5, 4, 3)), np.zeros((6, 4, 3))]},
         r"train_inputs: items of shapes \(5, 4, 3\) and \(6, 4, 3\)",
