@@ -5,15 +5,10 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from fedjax_het.utils.env import import_jax
+from fedjax_het import _startup
+from fedjax_het._version import __version__
 
-import_jax()
-
-from fedjax_het import _startup  # noqa: E402
-from fedjax_het._version import __version__  # noqa: E402
-
-_startup.request_one_cpu_device_per_core()
-_startup.enable_compilation_cache()
+_startup.configure_jax_when_imported()
 
 # The two lists are equal: the first is for type checkers and editors, the second for imports.
 if TYPE_CHECKING:

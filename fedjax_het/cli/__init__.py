@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import importlib
 import os
 import re
 import sys
@@ -10,18 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-import jax
 import tyro
 
 from fedjax_het._version import __version__
-from fedjax_het.cli import results, show
-from fedjax_het.cli.demo import DemoCommand, demo_command
-from fedjax_het.cli.options import list_help_options, read_settings, rename_flags
 from fedjax_het.cli.plugins import IMPORT_HELP, import_plugin, split_imports
-from fedjax_het.cli.run import RunCommand, run_command
-from fedjax_het.cli.sweep import SweepCommand, sweep_command
-from fedjax_het.config.run_spec import RunSpec
-from fedjax_het.config.settings import HYPERPARAMETER_SETTINGS
 from fedjax_het.utils import command_line, console
 from fedjax_het.utils.command_line import HELP_FLAGS, display_flags
 from fedjax_het.utils.config import field_types
@@ -42,38 +35,80 @@ _COMPLETION_FLAGS = ("--tyro-print-completion", "--tyro-write-completion")
 
 
 class Command(NamedTuple):
-    """A command of `fedjax-het`."""
+    """A command of `fedjax-het`, whose module is imported when the command runs."""
 
-    config_class: type
-    """Dataclass of the arguments; its docstring is the help of the command."""
-    run: Callable[[Any], int]
-    """Function of the dataclass that returns the exit status."""
+    summary: str
+    """First paragraph of the docstring of the dataclass, for the help of `fedjax-het`."""
     example: str
     """Words after `fedjax-het` of an example."""
+    module: str
+    """Module of `fedjax_het.cli` with the dataclass and the function of the command."""
+    config_name: str
+    """Name of the dataclass of the arguments; its docstring is the help of the command."""
+    function_name: str
+    """Name of the function of the dataclass that returns the exit status."""
     flag_aliases: Mapping[str, str] = {}
     """Flags of arguments that have other names in the dataclass."""
 
+    @property
+    def config_class(self) -> type:
+        """Dataclass of the arguments."""
+        return getattr(importlib.import_module(f"fedjax_het.cli.{self.module}"), self.config_name)
+
+    @property
+    def run(self) -> Callable[[Any], int]:
+        """Function of the dataclass that returns the exit status."""
+        return getattr(importlib.import_module(f"fedjax_het.cli.{self.module}"), self.function_name)
+
 
 COMMANDS = {
-    "demo": Command(DemoCommand, demo_command, "demo"),
-    "run": Command(RunCommand, run_command, "run --algorithm scaffold --alpha 0.1 --rounds 30"),
+    "demo": Command(
+        "Compare FedAvg, FedProx and SCAFFOLD on the data set digits, in about 30 seconds.",
+        "demo",
+        *("demo", "DemoCommand", "demo_command"),
+    ),
+    "run": Command(
+        "Train one federation and print a summary.",
+        "run --algorithm scaffold --alpha 0.1 --rounds 30",
+        *("run", "RunCommand", "run_command"),
+    ),
     "sweep": Command(
-        SweepCommand,
-        sweep_command,
+        "Run every combination of the given values, many federations at a time.",
         "sweep --algorithm fedavg scaffold --alpha 0.1 1 --seeds 0 1 2",
+        *("sweep", "SweepCommand", "sweep_command"),
         {"seed": "--seeds", "address": "--ray-address"},
     ),
-    "report": Command(results.ReportCommand, results.report_command, "report results/sweep"),
+    "report": Command(
+        "Print the tables of a folder of results, and write tables and figures to files.",
+        "report results/sweep",
+        *("results", "ReportCommand", "report_command"),
+    ),
     "export": Command(
-        results.ExportCommand,
-        results.export_command,
+        "Write a run's trained model, or the data that its method synthesized, to a file.",
         "export results/RESULT.json --model model.msgpack",
+        *("results", "ExportCommand", "export_command"),
         {"keep_state": "--keep-state"},
     ),
-    "table": Command(results.TableCommand, results.table_command, "table table1 --preset quick"),
-    "list": Command(show.ListCommand, show.list_command, "list methods partitions"),
-    "show": Command(show.ShowCommand, show.show_command, "show fedprox dirichlet"),
-    "devices": Command(show.DevicesCommand, show.devices_command, "devices"),
+    "table": Command(
+        "Make a table or figure of a paper, e.g. `fedjax-het table dynafed.table5 --models mlp`.",
+        "table table1 --preset quick",
+        *("results", "TableCommand", "table_command"),
+    ),
+    "list": Command(
+        "Print the names of all methods, data sets, partitions, skews, systems and other entries.",
+        "list methods partitions",
+        *("show", "ListCommand", "list_command"),
+    ),
+    "show": Command(
+        "Print the options of methods, data sets, partitions, skews, systems and other entries.",
+        "show fedprox dirichlet",
+        *("show", "ShowCommand", "show_command"),
+    ),
+    "devices": Command(
+        "Print the devices of this machine and the software that uses them.",
+        "devices",
+        *("show", "DevicesCommand", "devices_command"),
+    ),
 }
 """Commands by name."""
 
@@ -123,15 +158,18 @@ def _run(words: Sequence[str]) -> int:
     name = _COMMAND_ALIASES.get(name, name)
     require_name("command", name, COMMANDS)
     has_program = name == "table" and argv and not argv[0].startswith("-")
-    config_class, run, _, flag_aliases = COMMANDS[name]
+    config_class, run = COMMANDS[name].config_class, COMMANDS[name].run
+    command: Any
     if has_program:
-        command = results.TableCommand(argv[0], program_args=tuple(argv[1:]))
+        command = config_class(argv[0], program_args=tuple(argv[1:]))
     elif any(word in HELP_FLAGS for word in argv):
         options = _list_help_options(name, include_rare=command_line.HELP_ALL_FLAG in argv)
         command_line.print_help(config_class, options, prog=f"fedjax-het {name}")
     else:
         command = _parse_command(config_class, argv, f"fedjax-het {name}")
     if getattr(command, "distributed", False):  # before anything asks for devices
+        import jax
+
         try:
             jax.distributed.initialize()
         except (ValueError, RuntimeError) as error:
@@ -142,10 +180,10 @@ def _run(words: Sequence[str]) -> int:
         require_variables()
     for plugin in imports:
         import_plugin(plugin)
-    if isinstance(command, SweepCommand):  # a Ray process may have another current folder
+    if name == "sweep":  # a Ray process may have another current folder
         paths = [os.path.abspath(name) if name.endswith(".py") else name for name in imports]
         command = dataclasses.replace(command, plugins=tuple(paths))
-    with display_flags(config_class, flag_aliases):
+    with display_flags(config_class, COMMANDS[name].flag_aliases):
         return run(command)
 
 
@@ -154,12 +192,16 @@ def _parse_command(config_class: type, argv: Sequence[str], prog: str = "") -> A
 
     A mapping, such as `hp`, keeps the names of the file that the command line omits.
     """
+    from fedjax_het.cli.options import read_settings, rename_flags
+    from fedjax_het.config.run_spec import RunSpec
+    from fedjax_het.config.settings import HYPERPARAMETER_SETTINGS
+
     flags = [option.flag for option in command_line.get_options(config_class).values()]
     if not {"--seed", "--seeds"}.isdisjoint(flags):  # run and sweep accept both names
         flag = "--seeds" if "--seeds" in flags else "--seed"
         argv = [re.sub(r"^--seeds?(?==|$)", flag, word) for word in argv]
     hints: dict[str, str] = {}
-    if config_class is RunCommand:
+    if config_class is COMMANDS["run"].config_class:
         hints = dict.fromkeys(field_types(RunSpec), "; only `fedjax-het sweep` accepts several")
     argv = rename_flags(argv, flags)
     values = command_line.parse_flags(config_class, argv, prog=prog, count_hints=hints)
@@ -180,6 +222,8 @@ def _parse_command(config_class: type, argv: Sequence[str], prog: str = "") -> A
 def _list_help_options(name: str, *, include_rare: bool = True) -> Iterable[command_line.Option]:
     config_class = COMMANDS[name].config_class
     if name in ("run", "sweep"):
+        from fedjax_het.cli.options import list_help_options
+
         return list_help_options(config_class, include_rare=include_rare)
     options = command_line.get_options(config_class).values()
     return [option._replace(metavar=_METAVARS.get(option.name, "")) for option in options]
@@ -211,7 +255,7 @@ def _print_completion(argv: Sequence[str]) -> int:
 def _print_help(status: int = 0) -> NoReturn:
     """Print the help of `fedjax-het` itself, and end the process with the status."""
     help_classes = {
-        name: command_line.make_help_class(command.config_class, ())
+        name: dataclasses.make_dataclass(name, (), namespace={"__doc__": command.summary})
         for name, command in COMMANDS.items()
     }
     text = f"Federated learning on heterogeneous clients, simulated. {IMPORT_HELP}"

@@ -32,6 +32,7 @@ import keyword
 import math
 import numbers
 import os
+import sys
 import textwrap
 import types
 import typing
@@ -39,7 +40,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, S
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args, get_origin
 
-import jax
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError, WrapValidator
 from pydantic_core import PydanticCustomError
@@ -60,7 +60,6 @@ _UNION: Any = typing.Union
 _cache: Any = functools.cache  # mypy finds classes of dataclasses unhashable
 _get_type_hints = functools.partial(typing.get_type_hints, include_extras=True)
 _UNIONS = (_UNION, types.UnionType)
-_ARRAYS = (np.ndarray, jax.Array)
 _LISTS = (list, Sequence, Iterable)
 _MAPPINGS = (dict, Mapping)
 _DESCRIPTIONS: dict[Any, str] = {
@@ -68,7 +67,6 @@ _DESCRIPTIONS: dict[Any, str] = {
     str: "a word",
     Callable: "a function",
     **dict.fromkeys(_MAPPINGS, "values by name"),
-    **dict.fromkeys(_ARRAYS, "an array"),
 }
 
 
@@ -218,6 +216,8 @@ def describe(annotation: Any, *, brief: bool = False) -> str:
             return f"a list of {len(items)}"
         is_known = bool(items) and items[0] is not Any
         return f"a list, each {describe(items[0], brief=brief)}" if is_known else "a list"
+    if base_class in _get_array_classes():
+        return "an array"
     if base_class in _DESCRIPTIONS:
         return _DESCRIPTIONS[base_class]
     constructors = getattr(base_class, "CONSTRUCTORS", None)
@@ -232,6 +232,11 @@ def _is_path(annotation: Any) -> bool:
 # --- values
 
 
+def _get_array_classes() -> tuple[type, ...]:
+    """Return the classes of arrays; no value is an array of JAX before JAX is imported."""
+    return (np.ndarray, sys.modules["jax"].Array) if "jax" in sys.modules else (np.ndarray,)
+
+
 def to_python_scalar(value: Any) -> Any:
     """Convert scalars of NumPy and JAX to Python numbers, also in lists and mappings.
 
@@ -241,7 +246,7 @@ def to_python_scalar(value: Any) -> Any:
         return {to_python_scalar(key): to_python_scalar(item) for key, item in value.items()}
     if type(value) in (list, tuple):
         return type(value)(to_python_scalar(item) for item in value)
-    if isinstance(value, (np.generic, *_ARRAYS)) and value.shape == ():
+    if isinstance(value, (np.generic, *_get_array_classes())) and value.shape == ():
         scalar = np.asarray(value)[()]
         is_low_precision = isinstance(scalar, np.floating) and scalar.dtype.itemsize < 8
         return float(str(scalar)) if is_low_precision else scalar.item()
@@ -259,7 +264,7 @@ def is_list(value: Any, annotation: Any = tuple) -> bool:
       True for a list.
     """
     if hasattr(value, "ndim"):
-        return value.ndim > 0 and (value.ndim == 1 or isinstance(value, _ARRAYS))
+        return value.ndim > 0 and (value.ndim == 1 or isinstance(value, _get_array_classes()))
     base_class = get_origin(annotation) or annotation
     if base_class is tuple:
         return isinstance(value, list | tuple | range)
@@ -410,7 +415,7 @@ def _get_adapter(annotation: Any, members: tuple[Any, ...]) -> TypeAdapter[Any]:
 def _to_pydantic(annotation: Any) -> Any:
     """Return an annotation whose failures pydantic reports with the text of `describe`."""
     base_class, items = get_origin(annotation) or annotation, get_args(annotation)
-    if base_class is Any or isinstance(annotation, TypeVar) or base_class in _ARRAYS:
+    if base_class is Any or isinstance(annotation, TypeVar) or base_class in _get_array_classes():
         return Any
     if accepts_none(annotation):
         return _to_pydantic(_UNION[tuple(union_members(annotation))]) | None

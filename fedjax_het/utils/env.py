@@ -10,7 +10,6 @@ import contextlib
 import errno
 import functools
 import hashlib
-import importlib
 import math
 import os
 import platform
@@ -253,44 +252,52 @@ def require_devices() -> None:
         raise make_value_error("JAX_PLATFORMS", platforms, expected) from error
 
 
-def import_jax() -> None:
+def import_without_invalid_variables(execute: Callable[[], None]) -> None:
     """Import JAX.
 
     A variable of JAX that makes the import fail is removed from the environment, and reported by
     `require_devices`. Other errors are raised.
+
+    Args:
+      execute: function that executes the module `jax`.
     """
-    while True:
-        try:
-            importlib.import_module("jax")
-            return
-        except ImportError:
-            raise
-        except Exception as error:
-            if not _unset_invalid_variable(str(error)):
-                raise
+    error = _get_import_error(execute)
+    while error is not None:
+        error = _unset_invalid_variable(error, execute)
 
 
-def _unset_invalid_variable(error: str) -> bool:
-    """Remove the variable that makes the import of JAX fail, and return whether there is one.
+def _get_import_error(execute: Callable[[], None]) -> Exception | None:
+    """Execute the module `jax`, and return the error that a variable may have caused."""
+    for module in [module for module in sys.modules if module.startswith("jax.")]:
+        del sys.modules[module]  # a failed import left it
+    try:
+        execute()
+    except ImportError:
+        raise
+    except Exception as error:
+        return error
+    return None
+
+
+def _unset_invalid_variable(error: Exception, execute: Callable[[], None]) -> Exception | None:
+    """Remove the variable that makes the import of JAX fail, and return the next error, if any.
 
     The error contains the name or the value of such a variable, and differs without the variable.
+    An error without such a variable is raised.
     """
+    message = str(error)
     for name, text in sorted(os.environ.items()):
-        is_named = name.lower() in error.lower() or text.lower() in error.lower()
+        is_named = name.lower() in message.lower() or text.lower() in message.lower()
         if not (name.startswith("JAX_") and is_named):
             continue
         del os.environ[name]
-        for module in [module for module in sys.modules if module.split(".")[0] == "jax"]:
-            del sys.modules[module]  # the failed import left it
-        try:
-            importlib.import_module("jax")
-        except Exception as retry_error:
-            if str(retry_error) == error:
-                os.environ[name] = text
-                continue
-        _invalid_jax_env_vars[name] = (text, " ".join(error.split()))
-        return True
-    return False
+        retry_error = _get_import_error(execute)
+        if str(retry_error) == message:
+            os.environ[name] = text
+            continue
+        _invalid_jax_env_vars[name] = (text, " ".join(message.split()))
+        return retry_error
+    raise error
 
 
 # --- the cache folder

@@ -1,6 +1,7 @@
 """The command line: output, help, completion, and messages about bad words."""
 
 import contextlib
+import inspect
 import json
 import logging
 import subprocess
@@ -445,6 +446,8 @@ def test_help_of_the_program(capsys, monkeypatch):
     for name, command in COMMANDS.items():
         assert f"   fedjax-het {command.example}\n" in out
         assert command.example.split()[0] == name
+        docstring = inspect.cleandoc(command.config_class.__doc__)
+        assert docstring.split("\n\n")[0].replace("\n", " ") == command.summary
     assert print_and_exit(capsys, "help") == print_and_exit(capsys, "-h") == out
     assert print_and_exit(capsys, "help", "run") == print_and_exit(capsys, "run", "--help")
 
