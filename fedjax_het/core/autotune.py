@@ -11,6 +11,7 @@ more memory it is timed again.
 """
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Literal, NamedTuple
 
@@ -42,6 +43,8 @@ MAX_UNROLLED_LANES = 8  # the program grows with the lanes
 # Minimum number of clients, or pairs, that a device processes in a timing.
 NUM_TIMED_CLIENTS, NUM_TIMED_CLIENTS_CPU, NUM_TIMED_PAIRS = 32, 4, 4
 RETRY_MEMORY_FACTOR = 1.25  # a candidate that failed is timed again with so much more memory
+# On a CPU, a shorter run ends sooner without the compilation of the timings.
+MIN_TIMED_FLOPS = 1e11
 CACHE_FILE = "lanes.json"
 
 
@@ -172,13 +175,15 @@ def choose_lanes(
     cohort_size: int,
     num_runs: int = 1,
     idle_factor: Callable[[int], float] = lambda lanes: 1.0,
+    count_flops: Callable[[], float] = lambda: math.inf,
     memory_bytes: int | None = None,
 ) -> LaneChoice:
     """Choose lanes by timings of generated work, stored ones where there are some.
 
     The clients of one run fill a device's lanes first, then further runs do. To the device, all
     lanes are alike. Candidates that do not fit or fail are left out. If all fail, the
-    choice is the fewest lanes, and the run reports the error.
+    choice is the fewest lanes, and the run reports the error. On a CPU, the choice for short runs
+    without stored timings is the fewest lanes, too.
 
     Cost: one compilation of local training per candidate, once. With several processes, the choice
     of the first process holds for all.
@@ -190,6 +195,8 @@ def choose_lanes(
       num_runs: number of runs.
       idle_factor: `lanes -> factor`, the steps of all lanes of each block, idle ones included, per
         step of the run's own clients; 1 without idle lanes.
+      count_flops: returns the floating-point operations of the clients' training in all runs, 0 if
+        they are unknown.
       memory_bytes: bytes on each device that may be used (None: the free bytes).
 
     Returns:
@@ -197,7 +204,7 @@ def choose_lanes(
     """
     process_devices = [device for device in devices if device.process_index == jax.process_index()]
     choice = _choose_locally(
-        workload, process_devices, cohort_size, num_runs, idle_factor, memory_bytes
+        workload, process_devices, cohort_size, num_runs, idle_factor, count_flops, memory_bytes
     )
     if len(process_devices) == len(devices):
         return choice
@@ -230,7 +237,13 @@ def lookup_conv_impl(workload: Workload, devices: Sequence[jax.Device], lanes: i
 
 
 def _choose_locally(
-    workload: Workload, devices, cohort_size, num_runs, idle_factor, memory_bytes
+    workload: Workload,
+    devices,
+    cohort_size,
+    num_runs,
+    idle_factor,
+    count_flops,
+    memory_bytes,
 ) -> LaneChoice:
     max_lanes = None if workload.inputs_per_pair is None else MAX_PAIR_LANES
     run_lane_counts, all_lane_counts = (
@@ -244,7 +257,10 @@ def _choose_locally(
     ]
     if len(candidates) == 1:
         return LaneChoice(candidates[0].lanes, 1, {}, candidates[0].kind)
-    free_bytes = memory_bytes or total_free_bytes(devices)
+    free_bytes, key = memory_bytes or total_free_bytes(devices), workload.format_key(devices)
+    if jax.default_backend() == "cpu" and not load_timings(devices[0].device_kind).get(key):
+        if 0 < count_flops() < MIN_TIMED_FLOPS:
+            return LaneChoice(min(run_lane_counts), 1, {})
 
     if jax.default_backend() == "cpu":
         min_clients = NUM_TIMED_CLIENTS_CPU
@@ -256,7 +272,6 @@ def _choose_locally(
         num_clients = max(lanes, min_clients)
         return time_client_step(workload, conv_impl, devices, lanes, num_clients, free_bytes)
 
-    key = workload.format_key(devices)
     timings = _load_or_time(devices, key, candidates, time_candidate, free_bytes)
     slowest_first = sorted(timings, key=lambda candidate: -timings[candidate])
     fastest = {candidate.lanes: candidate for candidate in slowest_first}

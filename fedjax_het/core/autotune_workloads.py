@@ -22,6 +22,7 @@ from fedjax_het.core.task import Task
 from fedjax_het.core.training_variants import with_plain_sgd
 from fedjax_het.core.work_items import ClientWork
 from fedjax_het.data import partition_from_clients
+from fedjax_het.nn.model import Model
 from fedjax_het.nn.precision import configure_compute
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.input_kinds import map_arrays
@@ -135,7 +136,7 @@ def time_client_step(
         message = ServerMessage(variables)
         return train_cohort(client_algorithm, plan, hp, message, (), key, cohort).update
 
-    variables = jax.jit(model.init)(make_key(0))
+    variables = _make_variables(model)
     cohort = Cohort(scheduler.make_round(0), _make_examples(task, len(indices)))
     inputs = hp, variables, make_key(1), cohort
     program = jax.jit(train_clients)
@@ -174,11 +175,17 @@ def time_server_step(
             server_parallelism=server_parallelism,
         )
 
-    variables = jax.jit(task.model.init)(make_key(0))
+    variables = _make_variables(task.model)
     examples = jax.tree.map(jnp.asarray, _make_examples(task, NUM_SERVER_STEPS * batch_size))
     inputs = plan.put((variables, examples, make_key(1)))
     program = jax.jit(lambda *args: plan.shard_server_work(train, *args))
     return _time_fastest_call(program, inputs) / NUM_SERVER_STEPS
+
+
+def _make_variables(model: Model) -> Any:
+    """Return zeros of the shapes of a network's variables; to compile `init` takes a second."""
+    shapes = jax.eval_shape(model.init, make_key(0))
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
 
 def _make_examples(task: Task, count: int) -> Examples:

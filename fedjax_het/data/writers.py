@@ -1,7 +1,6 @@
 """The embedded digits in the styles of artificial writers: a small data set with natural users."""
 
 import numpy as np
-from scipy import ndimage
 
 # Never changed: another value would be another benchmark.
 _SEED, _NUM_WRITERS, _SIZE_ALPHA = 0, 30, 4.0
@@ -47,6 +46,8 @@ def add_writers(arrays: dict[str, np.ndarray], meta: dict) -> tuple[dict[str, np
 
 def _draw_in_style(image: np.ndarray, slant: float, scale: np.ndarray, stroke: float) -> np.ndarray:
     """Shear and scale an image `[H, W, 1]` around its center, and change its stroke."""
+    from scipy import ndimage
+
     matrix = np.array([[1 / scale[0], 0], [slant, 1 / scale[1]]])  # of source positions
     center = (np.array(image.shape[:2]) - 1) / 2
     sheared = ndimage.affine_transform(

@@ -25,6 +25,7 @@ from fedjax_het.core.contract_checks import without_trace_frames
 from fedjax_het.core.execution_plan import LANES_AXIS, RUNS_AXIS, ExecutionPlan, make_execution_plan
 from fedjax_het.core.memory import usable_free_bytes
 from fedjax_het.core.schedule import Scheduler, compute_cohort_size
+from fedjax_het.nn import count_training_flops
 from fedjax_het.runtime.compiled_programs import CompiledPrograms
 from fedjax_het.runtime.device_report import describe_environment
 from fedjax_het.runtime.signature import Signature, to_items
@@ -292,6 +293,11 @@ class Planner:
             num_steps = count_block_steps(lanes).max(1).sum() * blocks * lanes
             return float(num_steps / max(1, useful_steps))
 
+        def count_flops() -> float:
+            mean_steps = count_block_steps(1).sum(1).mean()  # in a round
+            num_samples = mean_steps * spec.rounds * self.num_runs * spec.batch_size
+            return float(num_samples * count_training_flops(training.task.model))
+
         num_items = compute_cohort_size(spec.num_clients, spec.participation)
         if pairs is not None:
             num_items = int(max(s.work_counts.pairs.max() for s in build_schedulers(1)))
@@ -301,6 +307,7 @@ class Planner:
             cohort_size=max(1, num_items),
             num_runs=1 if pairs is not None else self.num_runs,
             idle_factor=idle_factor,
+            count_flops=count_flops,
             memory_bytes=self.placement.memory,
         )
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import softmax
 
 from fedjax_het.runtime.trained_model import InputSpec
 from fedjax_het.utils.arrays import save_arrays
@@ -88,6 +87,8 @@ def build_synthetic_dataset(
     Raises:
       ConfigError: if there are no synthetic data.
     """
+    from scipy.special import softmax
+
     if "synthetic_images" in artifacts:
         inputs, step_size = artifacts["synthetic_images"], artifacts["synthetic_step_size"]
         soft_labels = softmax(np.asarray(artifacts["synthetic_label_logits"], np.float64), axis=1)

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import serialization
-from scipy.special import log_softmax
 
 from fedjax_het.config.resolve import USER_PROVIDED
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
@@ -293,6 +292,8 @@ class TrainedModel:
         Raises:
           ConfigError: for inputs of another shape, type or scale, and for unknown classes.
         """
+        from scipy.special import log_softmax
+
         inputs = self._validate_inputs(inputs)
         if not self.task.kind.has_classes:
             return self._evaluate_task(inputs, labels)

@@ -7,12 +7,15 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from fedjax_het.systems.base import SystemModel
 from fedjax_het.utils.errors import ConfigError, display_name
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +51,7 @@ def read_trace(
     *,
     optional: Sequence[str] = (),
     labels: Sequence[str] = (),
-) -> pd.DataFrame:
+) -> "pd.DataFrame":
     """Read the CSV file of a kind of system heterogeneity.
 
     Args:
@@ -65,6 +68,8 @@ def read_trace(
         a column or has another or a repeated column, if a row has more values than columns, and
         for a value that is no number above 0 or an empty text. A start may be 0.
     """
+    import pandas as pd
+
     prefix = f"{display_name('system')} {owner.name}:path = {owner.path!r}"
     owner.compute_digest()
     accepted = (*labels, *columns, *optional)
@@ -112,6 +117,8 @@ def _read_header(path: str) -> list[str]:
     Raises:
       EmptyDataError: if the file is empty.
     """
+    import pandas as pd
+
     with open(path, newline="", encoding="utf-8-sig") as file:
         rows = csv.reader(file, skipinitialspace=True)
         try:

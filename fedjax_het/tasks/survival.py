@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from scipy import special
 
 from fedjax_het.tasks.base import TaskKind, hide_nonfinite
 from fedjax_het.utils.array_validation import to_array
@@ -100,14 +99,18 @@ class Survival(TaskKind):
     @classmethod
     def from_labels(cls, labels):
         """Return the kind with the loss of the null model; 1 if that loss is 0."""
+        from scipy.special import entr
+
         events, num_at_risk = (labels == _EVENT).sum(0), (labels != _NOT_AT_RISK).sum(0)
         hazards = events / np.maximum(num_at_risk, 1)
-        losses = num_at_risk * (special.entr(hazards) + special.entr(1 - hazards))
+        losses = num_at_risk * (entr(hazards) + entr(1 - hazards))
         return cls(float(losses.sum() / len(labels)) or 1.0)
 
     def predict(self, outputs):
         """Return the probability of no event until the end of each interval, `[N, L]`."""
-        return np.cumprod(special.expit(-np.asarray(outputs)), axis=-1)
+        from scipy.special import expit
+
+        return np.cumprod(expit(-np.asarray(outputs)), axis=-1)
 
     def compute_losses(self, outputs: jax.Array, labels: jax.Array) -> jax.Array:
         """Return the negative log-likelihood of each example, in nats."""

@@ -51,6 +51,12 @@ with contextlib.suppress(SystemExit):
     assert python(code).splitlines()[-1] == "[]"
 
 
+def test_simulate_imports_no_library_of_tables_and_figures():
+    libraries = ("matplotlib", "pandas", "pyarrow", "scipy", "sklearn", "tensorflow")
+    code = "import sys; from fedjax_het import RunSpec, simulate, sweep; "
+    assert python(f"{code} print([name for name in {libraries} if name in sys.modules])") == "[]"
+
+
 def test_jax_finds_its_own_files_after_its_import():
     """The settings extend the import of JAX, but do not replace JAX's loader."""
     code = """

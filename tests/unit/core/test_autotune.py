@@ -78,6 +78,19 @@ def test_idle_lanes_weigh_timings(choose):
     assert choose.timed == [1, 4, 16]  # timings are of no clients in particular
 
 
+def test_short_runs_on_cpus_are_not_timed(choose):
+    seconds = {1: 2.0, 4: 1.0}
+    assert choose(seconds, count_flops=lambda: 9e10) == (1, 1, {}, "auto") and not choose.timed
+    assert choose(seconds, count_flops=lambda: 0.0, label="unknown").lanes == 4
+    assert choose(seconds, count_flops=lambda: 2e11).lanes == 4
+    assert choose(seconds, count_flops=lambda: 9e10).lanes == 4  # by the stored timings
+
+
+def test_short_runs_on_accelerators_are_timed(elsewhere):
+    seconds = {(1, "native"): 3.0, (1, "im2col"): 2.0, (4, "im2col"): 1.0, (4, "unrolled"): 1.5}
+    assert elsewhere(seconds, count_flops=lambda: 1.0).lanes == 4
+
+
 def test_timings_are_stored_by_workload(choose):
     first = choose({1: 2.0, 4: 1.0})
     assert choose({1: 1.0, 4: 9.0}) == first and choose.timed == [1, 4]

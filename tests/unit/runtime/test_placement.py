@@ -5,13 +5,14 @@ import functools
 import jax
 import numpy as np
 import pytest
-from support.data import make_user_dataset
+from support.data import consecutive_partition, make_user_dataset
 from support.small_runs import make_spec
 from support.x64 import enable_x64
 
 from fedjax_het import ConfigError, Placement, simulate, sweep
 from fedjax_het.core.autotune import LaneChoice
 from fedjax_het.data import partition_from_clients
+from fedjax_het.nn import count_training_flops
 from fedjax_het.runtime import placement as module
 from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.data_assignment import UserObjects
@@ -82,6 +83,18 @@ def test_idle_factor_is_of_the_runs_own_clients(choose_lanes_arguments):
         assert idle_factor(2) == pytest.approx(9 * 2 * blocks / 12)
     assert choose_lanes_arguments["memory_bytes"] == 10**9
     assert choose_lanes_arguments["cohort_size"] == 4
+
+
+def test_flops_are_of_all_rounds_and_runs(choose_lanes_arguments):
+    """4 clients of 12 images train for 3 epochs of 3 batches in each of 5 rounds."""
+    partition = consecutive_partition((12,) * 4)
+    user_objects = UserObjects(make_user_dataset((12,) * 4), partition=partition)
+    settings = {"num_clients": 4, "local_epochs": 3, "batch_size": 4, "participation": 1.0}
+    specs = [make_spec(rounds=5, seed=seed, **settings) for seed in (0, 1)]
+    group = prepare_group(specs, user_objects, placement=Placement(devices=1))
+    per_sample = count_training_flops(group.program.signature.training.task.model)
+    expected = 2 * 5 * 4 * 3 * 12 * per_sample
+    assert choose_lanes_arguments["count_flops"]() == expected > 0
 
 
 def test_pairs_are_timed_on_accelerators_only(choose_lanes_arguments, monkeypatch):
