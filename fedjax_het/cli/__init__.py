@@ -254,7 +254,7 @@ def _print_completion(argv: Sequence[str]) -> int:
 
 def _print_help(status: int = 0) -> NoReturn:
     """Print the help of `fedjax-het` itself, and end the process with the status."""
-    help_classes = {
+    help_classes: dict[str, Callable[..., Any]] = {
         name: dataclasses.make_dataclass(name, (), namespace={"__doc__": command.summary})
         for name, command in COMMANDS.items()
     }

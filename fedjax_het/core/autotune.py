@@ -258,9 +258,9 @@ def _choose_locally(
     if len(candidates) == 1:
         return LaneChoice(candidates[0].lanes, 1, {}, candidates[0].kind)
     free_bytes, key = memory_bytes or total_free_bytes(devices), workload.format_key(devices)
-    if jax.default_backend() == "cpu" and not load_timings(devices[0].device_kind).get(key):
-        if 0 < count_flops() < MIN_TIMED_FLOPS:
-            return LaneChoice(min(run_lane_counts), 1, {})
+    has_timings = bool(load_timings(devices[0].device_kind).get(key))
+    if jax.default_backend() == "cpu" and not has_timings and 0 < count_flops() < MIN_TIMED_FLOPS:
+        return LaneChoice(min(run_lane_counts), 1, {})
 
     if jax.default_backend() == "cpu":
         min_clients = NUM_TIMED_CLIENTS_CPU

@@ -246,7 +246,8 @@ def to_python_scalar(value: Any) -> Any:
         return {to_python_scalar(key): to_python_scalar(item) for key, item in value.items()}
     if type(value) in (list, tuple):
         return type(value)(to_python_scalar(item) for item in value)
-    if isinstance(value, (np.generic, *_get_array_classes())) and value.shape == ():
+    is_array = isinstance(value, (np.generic, *_get_array_classes()))
+    if is_array and value.shape == ():
         scalar = np.asarray(value)[()]
         is_low_precision = isinstance(scalar, np.floating) and scalar.dtype.itemsize < 8
         return float(str(scalar)) if is_low_precision else scalar.item()
