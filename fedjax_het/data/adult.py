@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedjax_het.data.author_files import AuthorDataset, read_frame
-from fedjax_het.data.sources.csv_table import convert_features
+from fedjax_het.data.sources.features import convert_features
 from fedjax_het.data.sources.source import Content, to_indices
 from fedjax_het.data.sources.splits import join_splits
 from fedjax_het.utils.errors import ConfigError
@@ -36,10 +36,10 @@ def _read(paths: Mapping[str, Path]) -> Content:
         except ConfigError as error:
             raise ConfigError(f"{path}, column 'income': {error}") from error
         frames.append(frame)
-    inputs, num_tokens = convert_features(frames, [*_COLUMNS[:-1]])
+    inputs, facts = convert_features(frames, [*_COLUMNS[:-1]])
     splits = zip(("train", "test"), inputs, labels, strict=True)
     arrays = {split: {"inputs": x, "labels": y} for split, x, y in splits}
-    return join_splits(arrays), {"class_names": [*_CLASS_NAMES], "num_tokens": num_tokens}
+    return join_splits(arrays), {"class_names": [*_CLASS_NAMES], **facts}
 
 
 ADULT = AuthorDataset(
@@ -49,6 +49,5 @@ ADULT = AuthorDataset(
     ("adult.data", "adult.test"),
     _read,
     {"model": "tabular_mlp"},
-    is_cached=False,
 )
 """The table of the UCI repository."""

@@ -2,8 +2,9 @@
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,9 +31,9 @@ def dataset_cache_folder(cache_dir: str | os.PathLike | None = None) -> Path:
 def load_or_build_arrays(
     key: str,
     fingerprint: str,
-    build: Callable[[], tuple[dict[str, np.ndarray], dict]],
+    build: Callable[[], tuple[dict[str, Any], dict]],
     cache_dir: str | os.PathLike | None = None,
-) -> tuple[dict[str, np.ndarray], dict]:
+) -> tuple[dict[str, Any], dict]:
     """Read cached arrays, or build them and write them to the cache.
 
     A stale or damaged file is rebuilt, with a one-line warning in the log. A folder that cannot be
@@ -46,7 +47,8 @@ def load_or_build_arrays(
       cache_dir: folder of the cache, see `dataset_cache_folder`.
 
     Returns:
-      `(arrays, meta)` as of `build`, with the fingerprint in `meta`.
+      `(arrays, meta)` as of `build`, with the fingerprint in `meta`. Inputs of several arrays, a
+      dictionary, are built each time.
     """
     path = dataset_cache_folder(cache_dir) / f"{key}.npz"
     if (entry := load_cached_arrays(key, cache_dir)) is not None:
@@ -54,6 +56,8 @@ def load_or_build_arrays(
             return entry
         _log.warning("cache %s was built from other data: rebuilding it", path)
     arrays, meta = build()
+    if any(isinstance(value, Mapping) for value in arrays.values()):
+        return arrays, meta  # a file has no arrays by name
     meta["fingerprint"] = fingerprint
     try:
         make_private_dir(path.parent)

@@ -32,7 +32,6 @@ class AuthorDataset:
         Errors name the file.
       defaults: default settings of runs, such as a network that accepts the inputs.
       other_files: paths of files with equal content in another format, read without `files`.
-      is_cached: whether decoded arrays are stored. Inputs must be one array.
     """
 
     name: str
@@ -41,7 +40,6 @@ class AuthorDataset:
     files: tuple[str, ...]
     read: Callable[[Mapping[str, Path]], Content]
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    is_cached: bool = True
     other_files: tuple[str, ...] = ()
 
     def load(self, data_dir: Any = None, cache_dir: Any = None) -> Content:
@@ -84,8 +82,6 @@ class AuthorDataset:
             arrays, facts = self.read(paths)
             return arrays, {"source": f"files in {folder.name}", "order": FILE_ORDER, **facts}
 
-        if not self.is_cached:
-            return build()
         return load_or_build_arrays(self.name, digest, build, cache_dir)
 
 

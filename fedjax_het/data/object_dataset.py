@@ -3,16 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import numpy as np
-
 from fedjax_het.data.dataset import Dataset, dataset_from_arrays
-from fedjax_het.data.image_decoding import Side, decode_images, to_height_and_width
-from fedjax_het.data.sources.hf import open_hf_splits
-from fedjax_het.data.sources.source import to_indices
+from fedjax_het.data.image_decoding import Side, to_height_and_width
+from fedjax_het.data.sources.hf import open_hf_splits, read_tables
 from fedjax_het.data.sources.splits import TestFraction, choose_splits, join_splits
-from fedjax_het.data.sources.tables import CONVENTIONS, Columns, read_tables
-from fedjax_het.data.validation import move_channels_last, to_array
-from fedjax_het.utils.config import validate_arguments
+from fedjax_het.data.sources.tables import Columns, InputOptions, Table, convert_tables
+from fedjax_het.data.sources.texts import TextUnit
+from fedjax_het.data.validation import NumTokens
+from fedjax_het.utils.config import PositiveInt, validate_arguments
 from fedjax_het.utils.errors import ConfigError, require
 
 ROW_ORDER = "rows"
@@ -21,7 +19,7 @@ _EXPECTED = (
     "a data set with __len__ and __getitem__, a pandas frame, a datasets.Dataset, or a dictionary "
     "of these by split"
 )
-_ARRAY_NAMES = {"client": "users", "domain": "domains"}
+_Column = str | int
 
 
 @validate_arguments
@@ -29,28 +27,43 @@ def dataset_from_object(
     train: Any,
     test: Any = None,
     *,
-    image: str | int | None = None,
-    label: str | int | None = None,
-    client: str | int | None = None,
-    domain: str | int | None = None,
+    image: _Column | None = None,
+    inputs: _Column | Sequence[_Column] | None = None,
+    text: _Column | None = None,
+    label: _Column | None = None,
+    client: _Column | None = None,
+    domain: _Column | None = None,
     test_fraction: TestFraction | None = None,
     size: tuple[Side, Side] | Side | None = None,
     channels: Literal["first", "last"] | None = None,
+    unit: TextUnit = "words",
+    length: PositiveInt | None = None,
+    num_tokens: NumTokens | Mapping[str, int | None] | None = None,
+    task: str | None = None,
     name: str = "user",
     class_names: Sequence[str] = (),
 ) -> Dataset:
-    """Build a `Dataset` from a Python object that holds labeled images.
+    """Build a `Dataset` from a Python object that holds labeled examples.
 
-    Rows are tuples `(image, label, ...)` or dictionaries, as PyTorch data sets return them, or rows
-    of a table. Images are arrays, tensors, images of Pillow, encoded files as bytes, or paths.
-    Tensors of PyTorch have the layout `[C, H, W]`, other arrays `[H, W, C]` or `[H, W]`.
+    Rows are tuples `(input, label, ...)` or dictionaries, as PyTorch data sets return them, or rows
+    of a table. An input is an image, an array, a dictionary of arrays by name, or a text; or it
+    consists of the numbers and texts of several columns. Images are arrays, tensors, images of
+    Pillow, encoded files as bytes, or paths. Tensors of PyTorch have the layout `[C, H, W]`, other
+    arrays `[H, W, C]` or `[H, W]`.
 
     Args:
       train: training examples: an object with `__len__` and `__getitem__`, a pandas frame or a
         `datasets.Dataset`. Or a dictionary of these by split, such as a `datasets.DatasetDict`,
         with the splits train and test, or train and validation.
       test: test examples, an object of this kind.
-      image: column or position of the image in a row. Default: "image", "img", ..., or 0.
+      image: column or position of images, or of arrays, in a row. Default: "image", "img", ..., or
+        0.
+      inputs: column or position of arrays: features `[F]`, series `[T, F]`, tokens `[T]`, or a
+        dictionary of them. Or columns of numbers and texts, which are features and categories.
+        Default: "inputs", "features", "input_ids" or "tokens"; without a column of images, arrays
+        or texts, all other columns.
+      text: column or position of texts, which become tokens. Default: "text", "sentence", "content"
+        or "x".
       label: column or position of the label. Default: "label", "fine_label", ..., or 1.
       client: column or position of the client, for the partition `natural`. Default: "client_id",
         "writer_id", ..., if there is such a column.
@@ -60,6 +73,13 @@ def dataset_from_object(
       size: size to which images that are no arrays are resized, (height, width) or one number.
       channels: axis of the channels of arrays, "first" or "last". Default: "first" for tensors of
         PyTorch, otherwise "last".
+      unit: tokens of a text, words or characters.
+      length: number of tokens of a text. Default: 200. Longer texts are cut.
+      num_tokens: number of different tokens of arrays, see `dataset_from_arrays`; of texts the
+        maximum, by default 32,000.
+      task: kind of the task, see `dataset_from_arrays`. Default: "regression" for labels that are
+        not all whole numbers or texts. With "next_token", the labels of a text are its following
+        tokens.
       name: name of the data set, shown in results.
       class_names: name of each class. Default: the names that the object has, or labels that are
         texts in ascending order.
@@ -77,6 +97,9 @@ def dataset_from_object(
       >>> rows = [(np.full((4, 4), 40 * i, np.uint8), "ab"[i % 2]) for i in range(6)]
       >>> dataset_from_object(rows[:4], rows[4:], name="shades")
       Dataset('shades': 4 train and 2 test images (4, 4, 1), 2 classes)
+      >>> people = [{"age": 20.0 + i, "sex": "fm"[i % 2], "label": i // 3} for i in range(6)]
+      >>> dataset_from_object(people, test_fraction=0.5).input_shape
+      {'category': (1,), 'numbers': (1,)}
     """
     splits, is_divided = {"train": train, "test": test}, test_fraction is not None
     if test is None and isinstance(train, Mapping):
@@ -90,127 +113,63 @@ def dataset_from_object(
         is_valid = is_valid and not isinstance(split, str | bytes | Mapping) and len(split) > 0
         expected = _EXPECTED + ("" if argument == "train" else ", or test_fraction=0.2")
         require(is_valid, argument, split, expected)
-    columns = {"image": image, "label": label, "client": client, "domain": domain}
+    columns = Columns(image, inputs, text, label, client, domain)
     sides = to_height_and_width(size)
+    options = InputOptions(sides, channels, unit, length, num_tokens, task)
     if all(hasattr(s, "with_format") and hasattr(s, "features") for s in splits.values()):
-        names = Columns(**{kind: None if c is None else str(c) for kind, c in columns.items()})
         tables = {key: read() for key, read in open_hf_splits(splits).items()}
-        arrays, meta = read_tables(tables, names, sides)
+        arrays, facts = read_tables(tables, columns, options)
     else:
-        arrays, meta = _read_rows(splits, columns, sides, channels)
+        rows = {split: _collect_columns(split, rows) for split, rows in splits.items()}
+        has_positions = all(isinstance(name, int) for name in rows["train"])
+        if has_positions and not _is_frame(splits["train"]):
+            columns = _use_default_positions(columns, task)
+        own_names = _find_class_names(splits["train"])
+        arrays, facts = convert_tables(rows, columns, options, class_names=own_names)
     test_split = None if is_divided else "test"
     joined: dict[str, Any] = join_splits(arrays, "train", test_split, test_fraction)
     kind = type(next(iter(splits.values())))
-    class_names = tuple(class_names) or meta["class_names"]
+    own_names = facts.pop("class_names", ())
+    class_names = tuple(class_names) or own_names
     return dataset_from_arrays(
         **joined,
+        **facts,
         name=name,
         num_classes=len(class_names) or None,
         class_names=class_names,
-        domain_names=meta.get("domain_names", ()),
         source=f"{kind.__module__.partition('.')[0]}.{kind.__name__}",
         order=ROW_ORDER,
     )
 
 
-def _read_rows(
-    splits: Mapping[str, Any],
-    columns: Mapping[str, str | int | None],
-    size: tuple[int, int] | None,
-    channels: str | None,
-) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
-    """Return arrays by split, and names of classes and domains, as `read_tables` does."""
-    lists = {split: _collect(split, rows, columns) for split, rows in splits.items()}
-    arrays: dict[str, dict[str, np.ndarray]] = {
-        split: {"inputs": _stack_images(split, values["image"], size, channels)}
-        for split, values in lists.items()
-    }
-    meta: dict[str, Any] = {"class_names": _find_class_names(next(iter(splits.values())))}
-    for kind in ("label", "client", "domain"):
-        if any(kind not in values for values in lists.values()):
-            continue
-        values = [_to_column(kind, split, each[kind]) for split, each in lists.items()]
-        if kind != "client" and all(array.dtype.kind == "U" for array in values):
-            names = "class_names" if kind == "label" else "domain_names"
-            values, meta[names] = to_indices(values, meta.get(names, ()))
-        for split, array in zip(lists, values, strict=True):
-            arrays[split][_ARRAY_NAMES.get(kind, "labels")] = array
-    # Splits may differ in the number of channels, if one of them has only gray images.
-    if len({part["inputs"].shape[-1] for part in arrays.values()}) == 2:
-        for part in arrays.values():
-            part["inputs"] = np.broadcast_to(part["inputs"], (*part["inputs"].shape[:3], 3))
-    return arrays, meta
+def _is_frame(rows: Any) -> bool:
+    return hasattr(rows, "columns") and hasattr(rows, "iloc")
 
 
-def _collect(
-    split: str, rows: Any, columns: Mapping[str, str | int | None]
-) -> dict[str, list[Any]]:
-    """Return the values of each column of one split."""
-    if hasattr(rows, "columns") and hasattr(rows, "iloc"):  # a pandas frame
-        found = _find_columns(split, list(rows.columns), columns)
-        return {kind: rows[column].tolist() for kind, column in found.items()}
+def _use_default_positions(columns: Columns, task: str | None) -> Columns:
+    """Return the columns of rows that are tuples: the input at 0 and the label at 1."""
+    if columns.image is None and columns.inputs is None and columns.text is None:
+        columns = columns._replace(image=0)
+    is_text_alone = task == "next_token" and columns.text is not None
+    return columns._replace(label=1) if columns.label is None and not is_text_alone else columns
+
+
+def _collect_columns(split: str, rows: Any) -> Table:
+    """Return the values of each column of one split, by name or position."""
+    if _is_frame(rows):
+        return dict(rows.items())
     items = [rows[position] for position in range(len(rows))]
     first = items[0]
     if isinstance(first, Mapping):
-        found = _find_columns(split, list(first), columns)
-    elif isinstance(first, tuple | list) and len(first) >= 2:
-        positions = {**columns, "image": columns["image"] or 0}
-        positions["label"] = 1 if columns["label"] is None else columns["label"]
-        found = {kind: position for kind, position in positions.items() if position is not None}
+        names: list[Any] = [*first]
+    elif isinstance(first, tuple | list) and len(first) >= 1:
+        names = [*range(len(first))]
     else:
-        raise ConfigError(f"{split}[0] is a {type(first).__name__}: expected (image, label, ...)")
+        raise ConfigError(f"{split}[0] is a {type(first).__name__}: expected (input, label, ...)")
     try:
-        return {kind: [item[column] for item in items] for kind, column in found.items()}
+        return {name: [item[name] for item in items] for name in names}
     except (KeyError, IndexError, TypeError) as error:
-        raise ConfigError(f"{split}: an item lacks a column ({error!r}) of {found}") from error
-
-
-def _find_columns(
-    split: str, names: list[Any], columns: Mapping[str, str | int | None]
-) -> dict[str, Any]:
-    """Return the columns that the user named or that convention names."""
-    found: dict[str, Any] = {}
-    for kind, column in columns.items():
-        if column is None:
-            column = next((name for name in CONVENTIONS[kind] if name in names), None)
-        if column in names and column is not None:
-            found[kind] = column
-        elif kind in ("image", "label") or column is not None:
-            text = ", ".join(map(str, names))
-            raise ConfigError(f"{split} has no column of {kind}s ({text}): expected {kind}=COLUMN")
-    return found
-
-
-def _stack_images(
-    split: str, images: list[Any], size: tuple[int, int] | None, channels: str | None
-) -> np.ndarray:
-    """Return images as one array `[N, H, W, C]`."""
-    from PIL import Image
-
-    argument = f"{split}_inputs"
-    if isinstance(images[0], Image.Image | bytes | str):
-        return decode_images(images, lambda i: f"{split}[{i}]", size=size, color=None)
-    require(size is None, "size", size, "None, as the images are arrays")
-    is_tensor = type(images[0]).__module__.partition(".")[0] == "torch"
-    expected = "arrays of one shape [H, W, C], images of Pillow, or encoded files"
-    stacked = to_array(
-        argument, [to_array(argument, image, expected) for image in images], expected
-    )
-    if stacked.ndim == 3:
-        return stacked[..., None]
-    return move_channels_last(argument, stacked, channels or ("first" if is_tensor else None))
-
-
-def _to_column(kind: str, split: str, values: list[Any]) -> np.ndarray:
-    """Return labels, clients or domains as integers or texts `[N]`."""
-    expected = "integers or texts, one for each row"
-    column = to_array(f"{kind}s of {split}", list(map(_to_scalar, values)), expected)
-    require(column.ndim == 1, f"{kind}s of {split}", column.shape, expected)
-    return column
-
-
-def _to_scalar(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
+        raise ConfigError(f"{split}: an item lacks a column ({error!r}) of {names}") from error
 
 
 def _find_class_names(rows: Any) -> tuple[str, ...]:

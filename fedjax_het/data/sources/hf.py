@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_het.data.image_decoding import Side, to_height_and_width
+from fedjax_het.data.sources.arrow import ArrowColumns, read_column_types
 from fedjax_het.data.sources.source import FILE_ORDER, Content, Source, list_files
 from fedjax_het.data.sources.splits import SplitArrays, TestFraction, load_splits
-from fedjax_het.data.sources.tables import Columns, read_tables
+from fedjax_het.data.sources.tables import Columns, InputOptions, convert_tables
+from fedjax_het.data.sources.texts import TextUnit
+from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.errors import ConfigError, summarize_error
 
 _SPLIT = re.compile(r"(train|test|validation|valid|val)(?=[-_.]|$)")
@@ -20,9 +23,15 @@ def read_hf(
     cache_dir: Any = None,
     *,
     image: str | None = None,
+    inputs: tuple[str, ...] | None = None,
+    text: str | None = None,
     label: str | None = None,
     client: str | None = None,
     domain: str | None = None,
+    unit: TextUnit = "words",
+    length: PositiveInt | None = None,
+    num_tokens: PositiveInt | None = None,
+    task: str | None = None,
     train: str = "train",
     test: str | None = None,
     test_fraction: TestFraction | None = None,
@@ -30,7 +39,7 @@ def read_hf(
     config: str | None = None,
     revision: str | None = None,
 ) -> Content:
-    """Read a Hugging Face data set of labeled images.
+    """Read a Hugging Face data set of images, texts, arrays or tables.
 
     A folder is read by pyarrow: a folder that `save_to_disk` wrote, or a folder of parquet files.
     Another location is the name of a data set on the Hub, which the library `datasets` downloads.
@@ -39,9 +48,19 @@ def read_hf(
       location: a folder, a parquet file, or a name such as "uoft-cs/cifar10".
       cache_dir: folder of decoded data sets, see `dataset_cache_folder`.
       image: column of images. Default: "image", "img", ..., or the only column of type Image.
+      inputs: a column of lists, which are features `[F]`, series `[T, F]` or tokens `[T]`; or
+        columns of numbers and texts, which are features and categories. Default: "inputs",
+        "features", "input_ids" or "tokens"; without a column of images, lists or texts, all other
+        columns.
+      text: column of texts, which become tokens. Default: "text", "sentence", "content" or "x".
       label: column of labels. Default: "label", "fine_label", ..., or the only ClassLabel.
       client: column of clients, for the partition `natural`. Default: "client_id", "writer_id", ...
       domain: column of domains. Default: "domain", ...
+      unit: tokens of a text, words or characters.
+      length: number of tokens of a text. Default: 200. Longer texts are cut.
+      num_tokens: number of different tokens of lists; of texts the maximum, by default 32,000.
+      task: kind of the task. Default: "regression" for labels that are not all whole numbers or
+        texts. With "next_token", the labels of a text are its following tokens.
       train: name of the training split.
       test: name of the test split. Default: "test", or else a validation split.
       test_fraction: fraction of the training split that is drawn as the test split.
@@ -62,17 +81,39 @@ def read_hf(
         )
     else:
         tables, fingerprint = _download(location, config, revision)
-    columns, sides = Columns(image, label, client, domain), to_height_and_width(size)
+    columns = Columns(image, inputs, text, label, client, domain)
+    options = InputOptions(to_height_and_width(size), None, unit, length, num_tokens, task)
 
     def read(chosen: Tables) -> tuple[SplitArrays, dict[str, Any]]:
         return read_tables(
-            {name: open_table() for name, open_table in chosen.items()}, columns, sides
+            {name: open_table() for name, open_table in chosen.items()}, columns, options
         )
 
-    identity = (fingerprint, sides, columns)
+    identity = (fingerprint, columns, options)
     names: Any = {"train": train, "test": test, "test_fraction": test_fraction}
     arrays, meta = load_splits("hf", tables, read, identity, cache_dir, **names)
     return arrays, {**meta, "source": "hf", "order": FILE_ORDER}
+
+
+def read_tables(
+    tables: Mapping[str, Any], columns: Columns = Columns(), options: InputOptions = InputOptions()
+) -> tuple[SplitArrays, dict[str, Any]]:
+    """Convert Arrow tables to arrays, see `convert_tables`.
+
+    Args:
+      tables: `pyarrow.Table` of each split.
+      columns: the columns that the user names.
+      options: options of the conversion.
+
+    Returns:
+      `(arrays, facts)`.
+
+    Raises:
+      ConfigError: if a column is missing or cannot be converted.
+    """
+    converted = {split: ArrowColumns(table) for split, table in tables.items()}
+    types = read_column_types(next(iter(tables.values())))
+    return convert_tables(converted, columns, options, types=types)
 
 
 Tables = Mapping[str, Any]

@@ -2,12 +2,14 @@
 
 import csv
 import io
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from fedjax_het import RunSpec, load_dataset, simulate
+from fedjax_het.data.sources.texts import encode_texts
 from fedjax_het.utils.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("private_cache")
@@ -66,7 +68,8 @@ def test_tokens(tmp_path):
 
 
 def test_limits(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedjax_het.data.ag_news._MAX_TOKENS", 4)
+    few_tokens = partial(encode_texts, max_tokens=4)
+    monkeypatch.setattr("fedjax_het.data.ag_news.encode_texts", few_tokens)
     train = "\n".join(f'"{c}","b a b","c{" a b" * 150}"' for c in (1, 2, 3, 4))
     write_ag_news(tmp_path, train=train)
     dataset = load_dataset("ag_news", data_dir=tmp_path)

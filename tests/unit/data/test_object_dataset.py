@@ -154,9 +154,12 @@ IMAGE = np.zeros((2, 2), np.uint8)
         ({"train": 3, "test": [(IMAGE, 0)]}, "train = 3: expected a data set with __len__"),
         ({"train": [(IMAGE, 0)]}, "test = None: expected .* or test_fraction=0.2"),
         ({"train": [], "test": []}, r"train = \[\]"),
-        ({"train": [IMAGE], "test": [IMAGE]}, r"train\[0\] is a ndarray: expected \(image, label"),
-        ({"train": [{"a": 1}], "test": [{"a": 1}]}, r"train has no column of images \(a\)"),
-        ({"train": [(IMAGE, 0)], "test": [(IMAGE,)]}, r"test\[0\] is a tuple"),
+        ({"train": [IMAGE], "test": [IMAGE]}, r"train\[0\] is a ndarray: expected \(input, label"),
+        ({"train": [{"a": 1}], "test": [{"a": 1}]}, r"no column of labels \(columns: a\)"),
+        (
+            {"train": [(IMAGE, 0)], "test": [(IMAGE,)]},
+            r"split 'test' has no column 1 \(columns: 0\)",
+        ),
         ({"train": [(IMAGE, 0), (IMAGE,)], "test": [(IMAGE, 0)]}, "train: an item lacks a column"),
         ({"train": [(IMAGE, 0)] * 2, "test": [(IMAGE, 0)], "test_fraction": 0.5}, "test_fraction"),
         ({"train": [(IMAGE, 0)], "test_fraction": 0.1}, "leaves no test example"),
@@ -166,7 +169,10 @@ IMAGE = np.zeros((2, 2), np.uint8)
             r"shapes \(2, 2\) and \(1, 2\)",
         ),
         ({"train": [(IMAGE, 0)], "test": [(IMAGE, 0)], "size": 3}, "size = .3, 3.: expected None"),
-        ({"train": [(b"x", 0)], "test": [(b"x", 0)]}, r"image train\[0\] cannot be decoded"),
+        (
+            {"train": [(b"x", 0)], "test": [(b"x", 0)]},
+            "image 0 of column 0 of split 'train' cannot be decoded",
+        ),
     ],
 )
 def test_unusable_objects(arguments, message):

@@ -131,7 +131,7 @@ def test_columns(arrays, tmp_path):
             r"label = 'none': no such column \(columns: photo, kind, writer_id, colour\)",
         ),
         ("test=none", r"no split 'none' for tests \(splits: test, train\)"),
-        ("image=colour", "image 0 of column 'colour' cannot be decoded"),
+        ("image=colour", "image 0 of column 'colour' of split 'train' cannot be"),
         ("size=0", "size = 0"),
     ):
         with pytest.raises(ConfigError, match=rf"^dataset = 'hf:.*{message}"):

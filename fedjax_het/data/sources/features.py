@@ -1,0 +1,101 @@
+"""Columns of numbers and categories of tables as inputs."""
+
+import decimal
+import logging
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedjax_het.data.sources.source import to_indices
+from fedjax_het.utils.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NUMBERS, CATEGORY = "numbers", "category"
+"""Names of the arrays of a table with numbers and categories."""
+_NUMBER_TYPES = (bool, int, float, decimal.Decimal)
+_MAX_NUMBER_SHARE = 0.5  # of the texts of a column of categories, without a warning
+_log = logging.getLogger("fedjax_het")
+
+
+def convert_features(
+    frames: list["pd.DataFrame"], names: list[Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Convert columns of tables to the inputs of each split.
+
+    Args:
+      frames: the table of each split.
+      names: columns of numbers and of texts.
+
+    Returns:
+      `(inputs, facts)`: for each split an array of numbers, or arrays of numbers and categories by
+      name; and, with categories, `num_tokens`, their number by name.
+
+    Raises:
+      ConfigError: if there is no column, or if a number is missing.
+    """
+    frames = [_convert_columns(frame, names) for frame in frames]
+    numeric = [n for n in names if all(f[n].dtype.kind in "iufb" for f in frames)]
+    categorical = [name for name in names if name not in numeric]
+    if not names:
+        raise ConfigError("the table has no column besides labels and clients")
+    for name in numeric:
+        if any(frame[name].isna().any() for frame in frames):
+            raise ConfigError(f"column {name!r} has missing numbers: expected a number in each row")
+    numbers = [frame[numeric].to_numpy().astype(np.float32) for frame in frames]
+    if not categorical:
+        return numbers, {}
+    columns, offset = [], 0
+    for name in categorical:
+        _warn_about_numbers(name, frames)
+        texts = [frame[name].astype(object).fillna("").astype(str).to_numpy() for frame in frames]
+        indices, categories = to_indices([array.astype(str) for array in texts])
+        columns.append([index + offset for index in indices])
+        offset += len(categories)
+    categories_by_split = [np.stack(parts, axis=1) for parts in zip(*columns, strict=True)]
+    inputs = [
+        {CATEGORY: categories} | ({NUMBERS: own_numbers} if numeric else {})
+        for categories, own_numbers in zip(categories_by_split, numbers, strict=True)
+    ]
+    return inputs, {"num_tokens": {CATEGORY: max(offset, 2)}}
+
+
+def _convert_columns(frame: "pd.DataFrame", names: list[str]) -> "pd.DataFrame":
+    """Return a table whose columns of numbers, also of large or decimal ones, are floats.
+
+    Raises:
+      ConfigError: if a column has neither numbers nor texts.
+    """
+    import pandas as pd
+
+    converted = {}
+    for name in names:
+        column = frame[name]
+        present = column.dropna()
+        if column.dtype.kind in "mM":
+            raise ConfigError(f"column {name!r} has {column.dtype}: expected numbers or texts")
+        if column.dtype != object or all(isinstance(value, str) for value in present):
+            converted[name] = column
+        elif all(isinstance(value, _NUMBER_TYPES) for value in present):
+            converted[name] = column.astype(float)
+        else:
+            kinds = {type(value) for value in present} - {str, *_NUMBER_TYPES}
+            if kinds:
+                kind = sorted(kind.__name__ for kind in kinds)[0]
+                raise ConfigError(f"column {name!r} has a {kind}: expected numbers or texts")
+            converted[name] = column
+    return pd.DataFrame(converted)
+
+
+def _warn_about_numbers(name: str, frames: list["pd.DataFrame"]) -> None:
+    """Log a warning if most texts of a column of categories are numbers."""
+    import pandas as pd
+
+    texts = pd.concat([frame[name].dropna().astype(str) for frame in frames]).unique()
+    is_number = pd.to_numeric(pd.Series(texts), errors="coerce").notna()
+    if is_number.mean() > _MAX_NUMBER_SHARE and not is_number.all():
+        other = texts[(~is_number).to_numpy()][0]
+        _log.warning(
+            "note: column %r has categories, as it has texts such as %r beside numbers", name, other
+        )
