@@ -24,6 +24,12 @@ from fedjax_het._startup import count_available_cores
 from fedjax_het.papers.programs import make_config_program
 from fedjax_het.utils.config import PositiveFloat, PositiveInt
 
+VARIANTS = {
+    "PyTorch loop": (),
+    "PyTorch loop, compiled": ("compile",),
+    "torch.func.vmap": ("func",),
+    "torch.func.vmap, compiled": ("func", "compile"),
+}
 PEER = Path(__file__).parent / "peers" / "torch_condensation.py"
 
 
@@ -40,6 +46,8 @@ class Arguments:
     """Number of condensation steps of each pair of client and class."""
     turns: PositiveInt = 3
     """Number of turns of each program; a turn of this package has three rounds."""
+    python: str = sys.executable
+    """Interpreter with PyTorch (default: the running one)."""
 
 
 def run_benchmark(arguments: Arguments) -> int:
@@ -66,7 +74,8 @@ def run_benchmark(arguments: Arguments) -> int:
         f"client and class, {arguments.steps} steps of {arguments.batch_size} real and {arguments.ipc} synthetic images; "
         f"{count_available_cores()} cores"
     )
-    package_seconds, peer_seconds, compile_seconds = [], [], []
+    package_seconds, compile_seconds = [], []
+    peer_seconds: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
     with tempfile.TemporaryDirectory() as folder:
         problem = Path(folder) / "problem.npz"
         pair_indices = [
@@ -83,21 +92,24 @@ def run_benchmark(arguments: Arguments) -> int:
             package_seconds.append(statistics.median(times.seconds))
             compile_seconds.append(times.compile_seconds)
             numbers = [arguments.width, arguments.ipc, arguments.batch_size, arguments.steps]
-            command = [sys.executable, PEER, problem, *numbers, count_available_cores()]
-            process = subprocess.run(
-                [str(word) for word in command], capture_output=True, text=True, check=True
-            )
-            peer_seconds.append(json.loads(process.stdout.splitlines()[-1])["seconds"])
+            command = [arguments.python, PEER, problem, *numbers, count_available_cores()]
+            for variant, words in VARIANTS.items():
+                process = subprocess.run(
+                    [str(word) for word in (*command, *words)],
+                    **{"capture_output": True, "text": True, "check": True},
+                )
+                peer_seconds[variant].append(json.loads(process.stdout.splitlines()[-1])["seconds"])
     iid = RunSpec(**{**spec.to_dict(), "partition": "iid", "alpha": None})
     padded = benchmark_rounds(iid, 3, dataset)
-    package_median, peer_median, padded_median = map(
-        statistics.median, (package_seconds, peer_seconds, padded.seconds)
-    )
+    package_median, padded_median = map(statistics.median, (package_seconds, padded.seconds))
+    medians = {variant: statistics.median(seconds) for variant, seconds in peer_seconds.items()}
     all_pairs = partition.num_clients * dataset.num_classes
     print(f"compilation {compile_seconds[0]:.1f} s; lanes: {times.lanes}")
-    for name, median in (("fedjax_het", package_median), ("PyTorch loop", peer_median)):
-        print(f"{name:14} {median:7.2f} s a round  {images / median:9,.0f} image steps/s")
-    print(f"ratio          {peer_median / package_median:7.2f}")
+    for name, median in {"fedjax_het": package_median, **medians}.items():
+        print(
+            f"{name:28} {median:7.2f} s a round  {images / median:9,.0f} image steps/s  "
+            f"x {median / package_median:.2f}"
+        )
     print(
         f"all {all_pairs} pairs {padded_median:7.2f} s a round: packing the {pairs} that exist saves a "
         f"factor {padded_median / package_median:.1f} ({all_pairs / pairs:.1f} by their numbers)"

@@ -35,20 +35,66 @@ from fedjax_het.utils.config import NonNegativeInt, PositiveInt
 from fedjax_het.utils.errors import ConfigError, require_name
 
 PEERS_FOLDER = Path(__file__).parent / "peers"
-PEERS = {
-    "torch": "torch_loop.py",
-    "fedjax": "fedjax_peer.py",
-    "pfl": "pfl_peer.py",
-    "flower": "flower_peer.py",
-}
-TORCH_FILES = {"synthesis": "torch_synthesis.py", "server": "torch_server.py"}  # by kind
-NOTES = {
-    "torch": "a plain loop; images are float32 and normalized beforehand",
-    "fedjax": "its jit mode; pads the last batch of a client, which counts as work",
-    "pfl": "one process; does not reshuffle a client's images",
-    "flower": "one single-threaded actor per core; draws the cohorts itself, of clients of one size",
-}
 TIMEOUT = 1200  # seconds, of one program
+
+
+class Peer(NamedTuple):
+    """A program that does equal work.
+
+    Attributes:
+      environment: name of its virtual environment.
+      files: files in `peers` by kind of regime.
+      note: its deviations, for the notes below the tables.
+      func: whether `torch.func` transforms its functions.
+      compile: whether `torch.compile` compiles its steps.
+    """
+
+    environment: str
+    files: dict[str, str]
+    note: str
+    func: bool = False
+    compile: bool = False
+
+
+LOOP = {"rounds": "torch_loop.py", "sweep": "torch_loop.py"}
+FUNCTIONAL = {
+    **{"rounds": "torch_func.py", "sweep": "torch_func.py"},
+    "synthesis": "torch_synthesis.py",
+}
+PEERS = {
+    "torch": Peer(
+        "torch",
+        {**LOOP, "synthesis": "torch_synthesis.py", "server": "torch_server.py"},
+        "a plain loop; images are float32 and normalized beforehand",
+    ),
+    "torch-compile": Peer(
+        "torch", LOOP, "the loop with steps compiled by torch.compile", compile=True
+    ),
+    "torch-func": Peer(
+        "torch",
+        FUNCTIONAL,
+        "torch.func.vmap over the clients of a round; in the synthesis torch.func.grad",
+        func=True,
+    ),
+    "torch-func-compile": Peer(
+        "torch", FUNCTIONAL, "torch-func compiled by torch.compile", func=True, compile=True
+    ),
+    "fedjax": Peer(
+        "fedjax",
+        {"rounds": "fedjax_peer.py"},
+        "its jit mode; pads the last batch of a client, which counts as work",
+    ),
+    "pfl": Peer(
+        "pfl", {"rounds": "pfl_peer.py"}, "one process; does not reshuffle a client's images"
+    ),
+    "flower": Peer(
+        "flower",
+        {"rounds": "flower_peer.py"},
+        "one single-threaded actor per core; draws the cohorts itself, of clients of one size",
+    ),
+}
+TORCH_PEERS = ("torch", "torch-compile", "torch-func", "torch-func-compile")
+TORCH_FUNC_PEERS = ("torch", "torch-func", "torch-func-compile")
 
 
 class Regime(NamedTuple):
@@ -121,13 +167,13 @@ EQUAL_SIZES = "80 clients x 750 images, 32 a round, batch 32"
 REGIMES = {
     "R1": Regime(f"MLP 784-128-128-10, {EQUAL_SIZES}", FEDAVG, 5),
     "R2-32": Regime(
-        f"ConvNet, width 32, {EQUAL_SIZES}", CONVNET32, 1, peers=("torch", "fedjax", "pfl")
+        f"ConvNet, width 32, {EQUAL_SIZES}", CONVNET32, 1, peers=(*TORCH_PEERS, "fedjax", "pfl")
     ),
     "R2-128": Regime(
         "ConvNet, width 128, 80 clients x 750 images, 4 a round, batch 32",
         {**CONVNET32, "width": 128, "participation": 0.05},
         1,
-        peers=("torch", "fedjax", "pfl"),
+        peers=(*TORCH_PEERS, "fedjax", "pfl"),
         turns=1,
     ),
     "R3": Regime(
@@ -141,13 +187,13 @@ REGIMES = {
             f"as R2-32, Dirichlet({alpha}) with unequal sizes",
             {**CONVNET32, "partition": "dirichlet", "alpha": alpha},
             2,
-            peers=("torch",),
+            peers=("torch", "torch-compile"),
             turns=1,
         )
         for alpha in (0.1, 0.01)
     },
     "R5": Regime(
-        "a sweep of 8 seeds of R1", FEDAVG, 20, kind="sweep", seeds=8, peers=("torch",), turns=1
+        "a sweep of 8 seeds of R1", FEDAVG, 20, kind="sweep", seeds=8, peers=TORCH_PEERS, turns=1
     ),
     **{
         name: Regime(
@@ -157,7 +203,7 @@ REGIMES = {
             iterations,
             kind="synthesis",
             num_images=200,
-            peers=("torch",),
+            peers=TORCH_FUNC_PEERS,
             turns=2,
         )
         for name, network, model, iterations in (
@@ -220,7 +266,8 @@ class Arguments:
     rounds: NonNegativeInt = 0
     """Number of rounds in a turn (default: the number of each regime)."""
     peers: tuple[str, ...] | None = None
-    """Peers: torch, fedjax, pfl, flower (default: all that are installed)."""
+    """Peers: torch, torch-compile, torch-func, torch-func-compile, fedjax, pfl, flower (default:
+    all that are installed)."""
     environments: Path = Path(".peers")
     """Folder of the peers' virtual environments."""
     output: Path | None = None
@@ -276,10 +323,10 @@ def find_interpreters(peers: tuple[str, ...] | None, environments: Path) -> dict
     interpreters = {}
     for peer in PEERS if peers is None else peers:
         require_name("peers", peer, PEERS)
-        python = environments / peer / "bin" / "python"
+        python = environments / PEERS[peer].environment / "bin" / "python"
         if python.exists():
             interpreters[peer] = str(python.absolute())
-        elif peer == "torch" and importlib.util.find_spec("torch"):
+        elif PEERS[peer].environment == "torch" and importlib.util.find_spec("torch"):
             interpreters[peer] = sys.executable
         elif peers is not None:
             raise ConfigError(
@@ -331,17 +378,19 @@ def alternate_programs(
     """
     regime = REGIMES[name]
     settings = make_settings(regime, arguments, folder)
-    peer_files = {**PEERS, "torch": TORCH_FILES.get(regime.kind, PEERS["torch"])}
-    programs = {"here": (sys.executable, "this_package.py")}
-    programs |= {p: (interpreters[p], peer_files[p]) for p in regime.peers if p in interpreters}
+    programs = {"here": (sys.executable, "this_package.py", {})}
+    for peer_name in (peer for peer in regime.peers if peer in interpreters):
+        peer = PEERS[peer_name]
+        options = {"func": peer.func, "compile": peer.compile}
+        programs[peer_name] = (interpreters[peer_name], peer.files[regime.kind], options)
     turns: dict[str, list] = {program: [] for program in programs}
     cache = folder / f"cache-{name}"  # of its own, so that the first turn compiles
     for _ in range(1 if arguments.quick else min(arguments.turns, regime.turns)):
         if regime.kind == "sweep":  # its peers make the rounds of one run
             single_run = {**settings, "kind": "rounds", "seeds": 1, "rounds": 3}
             run_program(sys.executable, "this_package.py", single_run, folder / "cache")
-        for program, (python, file) in programs.items():
-            record = run_program(python, file, settings, cache)
+        for program, (python, file, options) in programs.items():
+            record = run_program(python, file, settings | options, cache)
             if record is None and program == "here":
                 raise ConfigError(f"{name}: this package's program failed; see above")
             if record is not None:
@@ -366,6 +415,8 @@ def make_settings(regime: Regime, arguments: Arguments, folder: Path) -> dict[st
         "server": regime.server,
         "num_images": regime.num_images,
         "threads": count_available_cores(),
+        "func": False,
+        "compile": False,
         "images": str(folder / f"{regime.dataset or 'images'}.npz"),
         "clients": str(folder / "clients.npz"),
         **(regime.server or {}),
@@ -404,7 +455,8 @@ def run_program(
         return None
     record = json.loads(process.stdout.strip().splitlines()[-1])
     rate = statistics.median(sample_rates([record]))
-    print(f"  {file}: {rate:,.0f} samples/s", file=sys.stderr, flush=True)
+    variant = "".join(f", {name}" for name in ("func", "compile") if settings[name])
+    print(f"  {file}{variant}: {rate:,.0f} samples/s", file=sys.stderr, flush=True)
     return record
 
 
@@ -495,7 +547,7 @@ def format_tables(record: dict[str, Any]) -> str:
         lines.append(f"* {name}: {REGIMES[name].description}; {describe_lanes(record, name)}.")
     for peer in peers:
         version = next(turns[peer][0]["version"] for turns in regime_turns if peer in turns)
-        lines.append(f"* {peer}: {version}; {NOTES[peer]}.")
+        lines.append(f"* {peer}: {version}; {PEERS[peer].note}.")
     return "\n".join(lines)
 
 

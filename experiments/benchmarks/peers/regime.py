@@ -27,6 +27,7 @@ class Regime:
       batch_size: samples of a local step.
       local_lr: learning rate of the clients.
       threads: number of CPU threads.
+      compile: whether a PyTorch program compiles its steps with `torch.compile`.
       images: normalized float32 `[N, 28, 28, 1]`, or tokens, int64 `[N, T]`.
       labels: int64 `[N]`, or the next tokens, `[N, T]`.
       clients: positions of the examples of each client.
@@ -39,6 +40,7 @@ class Regime:
     batch_size: int
     local_lr: float
     threads: int
+    compile: bool
     images: np.ndarray
     labels: np.ndarray
     clients: list[np.ndarray]
@@ -56,7 +58,7 @@ def read_regime() -> Regime:
     with np.load(settings["clients"]) as file:
         clients = np.split(file["indices"], np.cumsum(file["sizes"])[:-1])
         cohorts = list(file["cohorts"])
-    names = ("network", "width", "layers", "batch_size", "local_lr", "threads")
+    names = ("network", "width", "layers", "batch_size", "local_lr", "threads", "compile")
     options = {name: settings[name] for name in names}
     return Regime(images=images, labels=labels, clients=clients, cohorts=cohorts, **options)
 
@@ -94,23 +96,28 @@ def time_repetitions(
 
 
 def time_rounds(
-    regime: Regime, run_round: Callable[[np.ndarray], int], wait: Callable[[], None] = lambda: None
+    regime: Regime,
+    run_round: Callable[[np.ndarray], int],
+    wait: Callable[[], None] = lambda: None,
+    warm_up: Callable[[], None] | None = None,
 ) -> tuple[list[float], list[int]]:
-    """Time the rounds of all cohorts.
-
-    Before, the two smallest clients with examples train untimed: libraries start, programs compile.
+    """Time the rounds of all cohorts, after untimed work in which libraries start and compile.
 
     Args:
       regime: the regime.
       run_round: function of a cohort that returns the number of processed samples.
       wait: function that waits for the device.
+      warm_up: the untimed work; None: a round of the two smallest clients with examples.
 
     Returns:
       Seconds and samples of every round.
     """
-    sizes = np.array([len(positions) for positions in regime.clients])
-    by_size = np.argsort(sizes, kind="stable")
-    run_round(by_size[sizes[by_size] > 0][:2])
+    if warm_up is None:
+        sizes = np.array([len(positions) for positions in regime.clients])
+        by_size = np.argsort(sizes, kind="stable")
+        run_round(by_size[sizes[by_size] > 0][:2])
+    else:
+        warm_up()
     seconds, samples = [], []
     for cohort in regime.cohorts:
         wait()

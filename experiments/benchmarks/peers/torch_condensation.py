@@ -1,6 +1,9 @@
-"""FedDM's condensation as a plain PyTorch loop.
+"""FedDM's condensation in PyTorch.
 
-    python torch_condensation.py PROBLEM.npz WIDTH IPC BATCH STEPS THREADS
+    python torch_condensation.py PROBLEM.npz WIDTH IPC BATCH STEPS THREADS [func] [compile]
+
+The plain program is a loop over the pairs of client and class. With `func` one `torch.func.vmap`
+has all pairs. With `compile` the gradient is compiled by `torch.compile`.
 
 Parity: pairs of client and class, steps, batches and network (batch norm with running statistics)
 are equal; float32; a network at distance 5 from the received one in every step; gradients clipped
@@ -14,47 +17,91 @@ import sys
 import numpy as np
 import torch
 from regime import time_repetitions
-from torch import nn
+from torch.func import functional_call, grad, vmap
 from torch_networks import convnet, set_up_torch
+
+MOMENTUM, CLIP, RADIUS = 0.9, 2.0, 5.0
 
 
 def main() -> None:
     """Time the condensation of all pairs."""
     problem = np.load(sys.argv[1])
-    width, ipc, batch, steps, threads = map(int, sys.argv[2:])
+    width, ipc, batch_size, steps, threads = map(int, sys.argv[2:7])
+    variants = sys.argv[7:]
     _, wait, _ = set_up_torch(threads)
     images = torch.tensor(problem["images"], dtype=torch.float32).permute(0, 3, 1, 2).contiguous()
     pairs = [torch.tensor(problem[name]) for name in problem.files if name.startswith("pair")]
-    network = convnet(width, batch_norm=True)
-    body, head = network[:-1].eval(), network[-1]
-    parameters = [*body.parameters(), *head.parameters()]
-    global_parameters = [p.detach().clone() for p in parameters]
-    for p in parameters:
-        p.requires_grad_(False)
+    network = convnet(width, batch_norm=True).eval()
+    body, head = network[:-1], network[-1]
+    body_weights, head_weights = dict(body.named_parameters()), dict(head.named_parameters())
+    global_weights = [p.detach() for p in (*body_weights.values(), *head_weights.values())]
 
+    def compute_means(weights, inputs, sample_weights):
+        """Return the mean embedding and the mean logits."""
+        parts = [dict(zip(body_weights, weights, strict=False))]
+        parts.append(dict(zip(head_weights, weights[len(body_weights) :], strict=True)))
+        features = functional_call(body, parts[0], (inputs,))
+        logits = functional_call(head, parts[1], (features,))
+        return sample_weights @ features, sample_weights @ logits
+
+    def compute_loss(synthetic, weights, targets):
+        uniform = torch.full((ipc,), 1 / ipc)
+        means = compute_means(weights, synthetic, uniform)
+        return sum((a - b).square().sum() for a, b in zip(targets, means, strict=True))
+
+    def compute_gradient(synthetic, noise, real, real_weights):
+        """Return the clipped gradient with a network near the received one."""
+        norm = torch.sqrt(sum((n.square().sum() for n in noise), torch.zeros(())))
+        scale = torch.clamp(RADIUS / norm, max=1.0)
+        weights = [w + scale * n for w, n in zip(global_weights, noise, strict=True)]
+        targets = compute_means(weights, real, real_weights)
+        gradient = grad(compute_loss)(synthetic, weights, targets)
+        return gradient * torch.clamp(CLIP / gradient.norm(), max=1.0)
+
+    if "func" in variants:
+        groups = [pairs]
+        gradient_function = vmap(compute_gradient)
+    else:
+        groups = [[pair] for pair in pairs]
+
+        def gradient_function(synthetic, noise, real, real_weights):
+            first = [n[0] for n in noise]
+            return compute_gradient(synthetic[0], first, real[0], real_weights[0])[None]
+
+    if "compile" in variants:
+        gradient_function = torch.compile(gradient_function, dynamic=False)
+
+    @torch.no_grad()
     def run_round() -> None:
-        for positions in pairs:
-            synthetic = images[positions[torch.randperm(len(positions))[: 5 * ipc]]]
-            synthetic = synthetic[: len(synthetic) // ipc * ipc].reshape(ipc, -1, *images.shape[1:])
-            synthetic = synthetic.mean(1).requires_grad_(True)
-            optimizer = torch.optim.SGD([synthetic], lr=1.0, momentum=0.9)
+        for group in groups:
+            size = min(batch_size, max(map(len, group)))
+            synthetic = torch.stack([draw_initial_images(images, pair, ipc) for pair in group])
+            velocity = torch.zeros_like(synthetic)
             for _ in range(steps):
-                noise = [torch.randn_like(p) for p in global_parameters]
-                norm = torch.sqrt(sum((n.square().sum() for n in noise), torch.zeros(())))
-                for p, w, n in zip(parameters, global_parameters, noise, strict=True):
-                    p.copy_(w + n * torch.clamp(5 / norm, max=1.0))
-                with torch.no_grad():
-                    real = body(images[positions[torch.randperm(len(positions))[:batch]]])
-                    targets = real.mean(0), head(real).mean(0)
-                features = body(synthetic)
-                means = features.mean(0), head(features).mean(0)
-                loss = sum((a - b).square().sum() for a, b in zip(targets, means, strict=True))
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                nn.utils.clip_grad_norm_([synthetic], 2.0)
-                optimizer.step()
+                noise = [torch.randn(len(group), *w.shape) for w in global_weights]
+                batches = [draw_batch(pair, size) for pair in group]
+                positions = torch.stack([positions for positions, _ in batches])
+                real_weights = torch.stack([weights for _, weights in batches])
+                gradient = gradient_function(synthetic, noise, images[positions], real_weights)
+                velocity.mul_(MOMENTUM).add_(gradient)
+                synthetic = synthetic - velocity
 
     print(json.dumps({"seconds": statistics.median(time_repetitions(run_round, 3, wait))}))
+
+
+def draw_initial_images(images: torch.Tensor, pair: torch.Tensor, ipc: int) -> torch.Tensor:
+    """Return the means of up to five real images each, `[ipc, 1, 28, 28]`."""
+    drawn = images[pair[torch.randperm(len(pair))[: 5 * ipc]]]
+    return drawn[: len(drawn) // ipc * ipc].reshape(ipc, -1, *images.shape[1:]).mean(1)
+
+
+def draw_batch(pair: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return positions of real images and their weights, padded with weight 0 to `size`."""
+    drawn = pair[torch.randperm(len(pair))[:size]]
+    positions = torch.cat([drawn, drawn.new_zeros(size - len(drawn))])
+    weights = torch.zeros(size)
+    weights[: len(drawn)] = 1 / len(drawn)
+    return positions, weights
 
 
 if __name__ == "__main__":

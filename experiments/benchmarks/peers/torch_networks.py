@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from regime import Regime
 from torch import nn
+from torch.func import functional_call, grad, vmap
 
 
 def set_up_torch(threads: int) -> tuple[str, Callable[[], None], str]:
@@ -101,6 +102,30 @@ def to_tensors(
     if inputs.ndim == 4:
         inputs = inputs.permute(0, 3, 1, 2).contiguous()
     return inputs.to(device), torch.tensor(labels).to(device)
+
+
+def make_train_step(regime: Regime, model: nn.Module, *, is_batched: bool = False) -> Callable:
+    """Make the function of a step of SGD on named weights.
+
+    Args:
+      regime: learning rate.
+      model: the network.
+      is_batched: whether weights, images and labels have a first axis of clients.
+
+    Returns:
+      A function of weights, images and labels that returns the new weights.
+    """
+
+    def compute_loss(weights, batch, target):
+        return nn.functional.cross_entropy(functional_call(model, weights, (batch,)), target)
+
+    compute_gradients = vmap(grad(compute_loss)) if is_batched else grad(compute_loss)
+
+    def train_step(weights, batch, target):
+        gradients = compute_gradients(weights, batch, target)
+        return {name: w - regime.local_lr * gradients[name] for name, w in weights.items()}
+
+    return train_step
 
 
 def train_one_epoch(
