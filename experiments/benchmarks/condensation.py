@@ -96,7 +96,9 @@ def run_benchmark(arguments: Arguments) -> int:
             for variant, words in VARIANTS.items():
                 process = subprocess.run(
                     [str(word) for word in (*command, *words)],
-                    **{"capture_output": True, "text": True, "check": True},
+                    capture_output=True,
+                    text=True,
+                    check=True,
                 )
                 peer_seconds[variant].append(json.loads(process.stdout.splitlines()[-1])["seconds"])
     iid = RunSpec(**{**spec.to_dict(), "partition": "iid", "alpha": None})

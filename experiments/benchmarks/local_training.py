@@ -378,6 +378,7 @@ def alternate_programs(
     """
     regime = REGIMES[name]
     settings = make_settings(regime, arguments, folder)
+    programs: dict[str, tuple[str, str, dict[str, bool]]]
     programs = {"here": (sys.executable, "this_package.py", {})}
     for peer_name in (peer for peer in regime.peers if peer in interpreters):
         peer = PEERS[peer_name]
