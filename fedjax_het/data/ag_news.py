@@ -55,7 +55,8 @@ def _read(paths: Mapping[str, Path]) -> Content:
         split: {"inputs": own_tokens, "labels": labels}
         for (split, (_, labels)), own_tokens in zip(contents.items(), tokens, strict=True)
     }
-    return join_splits(arrays), {"class_names": [*_CLASS_NAMES], "num_tokens": len(vocabulary)}
+    facts = {"num_tokens": len(vocabulary), "token_names": vocabulary}
+    return join_splits(arrays), {"class_names": [*_CLASS_NAMES], **facts}
 
 
 AG_NEWS = AuthorDataset(

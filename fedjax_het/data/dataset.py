@@ -13,6 +13,7 @@ from fedjax_het.data.validation import (
     NumTokens,
     resolve_num_classes,
     validate_domains,
+    validate_input_names,
     validate_users,
     warn_about_empty_classes,
 )
@@ -90,6 +91,10 @@ class Dataset:
       num_tokens: number of different tokens, for inputs of tokens; otherwise None.
       task: kind of the task, a name in `fedjax_het.tasks.TASKS`, which decides the form of labels.
         The other attributes describe labels of "classification".
+      feature_names: name of each feature, such as the columns of a table, or (). For inputs of
+        several arrays, names by the name of the array.
+      token_names: text of each token: words, characters or categories such as "sex=female"; or ().
+        For inputs of several arrays, texts by the name of the array.
       origin: `(name, normalization)` with which `load_dataset` loaded this object. None for any
         other data set and for a changed copy. A name does not identify a part of a data set, or a
         data set with other constants.
@@ -127,6 +132,8 @@ class Dataset:
     order: str = field(default="", repr=False)
     num_tokens: int | None = None
     task: str = "classification"
+    feature_names: Any = field(default=(), repr=False)
+    token_names: Any = field(default=(), repr=False)
     # `dataclasses.replace` copies neither of these two.
     origin: tuple[str, str | None] | None = field(default=None, init=False, repr=False)
     is_validated: bool = field(default=False, init=False, repr=False)
@@ -249,6 +256,14 @@ class Dataset:
             ("shape of an input", self.input_shape),
             ("labels", self._describe_labels()),
         ]
+        names = self.feature_names
+        features = (
+            [n for part in names.values() for n in part] if isinstance(names, Mapping) else names
+        )
+        if features:
+            rows.append(
+                ("features", ", ".join([*features[:20], *(["..."] if features[20:] else [])]))
+            )
         if self.domain_names:
             rows.append(("domains", ", ".join(self.domain_names)))
         if self.train_users is not None:
@@ -283,6 +298,8 @@ def dataset_from_arrays(
     order: str = "",
     num_tokens: NumTokens | Mapping[str, int | None] | None = None,
     task: str = "classification",
+    feature_names: Sequence[str] | Mapping[str, Sequence[str]] = (),
+    token_names: Sequence[str] | Mapping[str, Sequence[str]] = (),
 ) -> Dataset:
     """Build a `Dataset` from the user's own arrays and check them.
 
@@ -326,6 +343,10 @@ def dataset_from_arrays(
       task: kind of the task, one of `fedjax_het.tasks.TASKS`. "multi_label": labels are zeros and
         ones `[N, L]`. "regression": labels are finite numbers `[N]` or `[N, D]`. "next_token":
         labels are integers `[N, T]`, the token after each token, or -1 where there is none.
+      feature_names: name of each of the F features or columns. For inputs of several arrays, a
+        dictionary of names. Saved models contain them.
+      token_names: text of each token. For inputs of several arrays, a dictionary of texts. Saved
+        models contain them.
 
     Returns:
       The data set, with read-only arrays. A warning names classes without training examples.
@@ -382,7 +403,8 @@ def dataset_from_arrays(
                 array.setflags(write=False)
     constants = (num_classes, mean, std, class_names, note)
     groups = (*domain_fields, *server_examples, is_16_bit, *user_fields)
-    facts = (source, order, tokens, task)
+    names = validate_input_names(train, tokens, feature_names, token_names)
+    facts = (source, order, tokens, task, *names)
     fields: list[Any] = [name, *arrays, *constants, *groups, *facts]
     dataset = Dataset(*fields)
     object.__setattr__(dataset, "is_validated", True)

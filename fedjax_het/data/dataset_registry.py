@@ -47,7 +47,10 @@ from fedjax_het.utils.registry import (
 )
 
 # Facts of a source that become arguments of `dataset_from_arrays`.
-_FACTS = ("class_names", "domain_names", "note", "source", "order", "task", "num_tokens")
+_FACTS = (
+    *("class_names", "domain_names", "note", "source", "order", "task", "num_tokens"),
+    *("feature_names", "token_names"),
+)
 # (data_dir, cache_dir) -> (arrays, meta)
 ArrayReader = Callable[..., tuple[dict[str, np.ndarray], dict]]
 

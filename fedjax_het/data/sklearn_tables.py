@@ -25,7 +25,8 @@ def read_breast_cancer(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndar
     table = load_breast_cancer()
     arrays = {"inputs": table.data.astype(np.float32), "labels": table.target.astype(np.int32)}
     return divide_examples(arrays, _TEST_FRACTION), {
-        "class_names": [str(name) for name in table.target_names]
+        "class_names": [str(name) for name in table.target_names],
+        "feature_names": [str(name) for name in table.feature_names],
     }
 
 
@@ -47,4 +48,6 @@ def read_diabetes(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray],
     table = load_diabetes(scaled=False)
     labels = (table.target / 100).astype(np.float32)
     arrays = {"inputs": table.data.astype(np.float32), "labels": labels}
-    return divide_examples(arrays, _TEST_FRACTION), {"task": "regression"}
+    feature_names = [str(name) for name in table.feature_names]
+    facts = {"task": "regression", "feature_names": feature_names}
+    return divide_examples(arrays, _TEST_FRACTION), facts

@@ -44,4 +44,5 @@ def read_speakers(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray],
         arrays |= {f"{split}_inputs": rows[:, :-1], f"{split}_labels": rows[:, 1:]}
         arrays[f"{split}_users"] = np.array(users[split])
     note = "lines of 20 speakers of Shakespeare's plays, 40 characters each"
-    return arrays, {"task": "next_token", "num_tokens": len(characters), "note": note}
+    tokens_of_text = {"num_tokens": len(characters), "token_names": characters}
+    return arrays, {"task": "next_token", "note": note, **tokens_of_text}

@@ -376,6 +376,44 @@ def validate_domains(
     return train_domains, test_domains, domain_names
 
 
+def validate_input_names(
+    inputs: Any, num_tokens: Any, feature_names: Any, token_names: Any
+) -> tuple[Any, Any]:
+    """Check the names of features and tokens.
+
+    Args:
+      inputs: checked training inputs, `[N, ...]`, or arrays by name.
+      num_tokens: number of different tokens, None, or numbers by name.
+      feature_names: name of each feature; names by the name of the array; or ().
+      token_names: text of each token, in the form of `feature_names`.
+
+    Returns:
+      `(feature_names, token_names)`: tuples of texts, or tuples by name.
+
+    Raises:
+      ConfigError: if the number of names is wrong, or if a name is no text.
+    """
+    is_mixed = isinstance(inputs, Mapping)
+    arrays, tokens = (inputs, num_tokens) if is_mixed else ({"": inputs}, {"": num_tokens})
+    checked: list[Any] = []
+    for argument, names in (("feature_names", feature_names), ("token_names", token_names)):
+        if not names:
+            checked.append(())
+            continue
+        is_valid = isinstance(names, Mapping) == is_mixed
+        is_valid = is_valid and (not is_mixed or names.keys() <= arrays.keys())
+        expected = f"names by name: {', '.join(arrays)}" if is_mixed else "a list of names"
+        require(is_valid, argument, names, expected)
+        by_array = {}
+        for name, texts in (names if is_mixed else {"": names}).items():
+            size = arrays[name].shape[-1] if argument == "feature_names" else tokens[name]
+            full_name = f"{argument}[{name!r}]" if is_mixed else argument
+            require(len(texts) == (size or 0), f"len({full_name})", len(texts), f"{size or 0}")
+            by_array[name] = tuple(map(str, texts))
+        checked.append(FrozenMapping(by_array) if is_mixed else by_array[""])
+    return checked[0], checked[1]
+
+
 def validate_users(
     users: dict[str, Any], inputs: Sequence[Any]
 ) -> tuple[np.ndarray | None, np.ndarray | None]:

@@ -115,6 +115,10 @@ class InputSpec(NamedTuple):
     """Shape of the label of one example."""
     label_dtype: str = "int32"
     """Type of the labels."""
+    feature_names: Any = ()
+    """Name of each feature, or (); names by the name of the array for several arrays."""
+    token_names: Any = ()
+    """Text of each token or category, or (); texts by the name of the array for several arrays."""
 
     @property
     def task_kind(self) -> TaskKind:
@@ -127,6 +131,7 @@ class InputSpec(NamedTuple):
         names: tuple[str, ...] = ("input_shape", "num_classes", "mean", "std")
         names += ("class_names", "domain_names")
         names += ("num_tokens", "task", "num_outputs", "label_shape", "label_dtype")
+        names += ("feature_names", "token_names")
         values = {name: getattr(dataset, name) for name in names}
         if dataset.input_kind != "mixed":
             dtype = str(dataset.train_inputs.dtype)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 NUMBERS, CATEGORY = "numbers", "category"
 """Names of the arrays of a table with numbers and categories."""
 _NUMBER_TYPES = (bool, int, float, decimal.Decimal)
+_MIN_TOKENS = 2  # of an embedding
 _MAX_NUMBER_SHARE = 0.5  # of the texts of a column of categories, without a warning
 _log = logging.getLogger("fedjax_het")
 
@@ -30,7 +31,7 @@ def convert_features(
 
     Returns:
       `(inputs, facts)`: for each split an array of numbers, or arrays of numbers and categories by
-      name; and, with categories, `num_tokens`, their number by name.
+      name; and the names of features, and of categories with their number.
 
     Raises:
       ConfigError: if there is no column, or if a number is missing.
@@ -45,20 +46,26 @@ def convert_features(
             raise ConfigError(f"column {name!r} has missing numbers: expected a number in each row")
     numbers = [frame[numeric].to_numpy().astype(np.float32) for frame in frames]
     if not categorical:
-        return numbers, {}
-    columns, offset = [], 0
+        return numbers, {"feature_names": [*map(str, numeric)]}
+    columns, token_names = [], list[str]()
     for name in categorical:
         _warn_about_numbers(name, frames)
         texts = [frame[name].astype(object).fillna("").astype(str).to_numpy() for frame in frames]
         indices, categories = to_indices([array.astype(str) for array in texts])
-        columns.append([index + offset for index in indices])
-        offset += len(categories)
+        columns.append([index + len(token_names) for index in indices])
+        token_names += [f"{name}={category}" for category in categories]
     categories_by_split = [np.stack(parts, axis=1) for parts in zip(*columns, strict=True)]
     inputs = [
         {CATEGORY: categories} | ({NUMBERS: own_numbers} if numeric else {})
         for categories, own_numbers in zip(categories_by_split, numbers, strict=True)
     ]
-    return inputs, {"num_tokens": {CATEGORY: max(offset, 2)}}
+    token_names += [""] * (_MIN_TOKENS - len(token_names))
+    feature_names = {CATEGORY: [*map(str, categorical)]}
+    return inputs, {
+        "num_tokens": {CATEGORY: len(token_names)},
+        "feature_names": feature_names | ({NUMBERS: [*map(str, numeric)]} if numeric else {}),
+        "token_names": {CATEGORY: token_names},
+    }
 
 
 def _convert_columns(frame: "pd.DataFrame", names: list[str]) -> "pd.DataFrame":

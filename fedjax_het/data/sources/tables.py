@@ -289,7 +289,7 @@ def _convert_texts(
         length + (options.task == _TASK_WITHOUT_LABELS),
         options.num_tokens or DEFAULT_NUM_TOKENS,
     )
-    return tokens, {"num_tokens": len(vocabulary)}
+    return tokens, {"num_tokens": len(vocabulary), "token_names": vocabulary}
 
 
 def _decode_files(

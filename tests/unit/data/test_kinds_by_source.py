@@ -4,7 +4,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedjax_het import RunSpec, dataset_from_arrays, dataset_from_object, load_dataset, simulate
+from fedjax_het import (
+    Result,
+    RunSpec,
+    dataset_from_arrays,
+    dataset_from_object,
+    load_dataset,
+    load_model,
+    simulate,
+)
 from fedjax_het.data.sources.texts import encode_texts
 from fedjax_het.utils.errors import ConfigError
 
@@ -157,6 +165,46 @@ def test_tables_of_numbers_and_categories(source, tmp_path):
     assert dataset.class_names == ("healthy", "sick") and dataset.num_users == 4
     spec = RunSpec(model="tabular_mlp", partition="natural", rounds=1, local_epochs=1)
     assert np.isfinite(simulate(spec, dataset=dataset).metrics["test_loss"]).all()
+
+
+def test_names_of_categories_are_in_results_and_saved_models(tmp_path):
+    (tmp_path / "data").mkdir()
+    dataset = read_table("csv", TABLE, tmp_path / "data")
+    names = {"numbers": ("age", "smoker"), "category": ("sex",)}
+    categories = {"category": ("sex=female", "sex=male")}
+    assert (dataset.feature_names, dataset.token_names) == (names, categories)
+    assert "age, smoker" in dataset._repr_html_()
+    settings = {"model": "tabular_mlp", "partition": "iid", "num_clients": 2, "rounds": 1}
+    spec = RunSpec(**settings, local_epochs=1)
+    result = simulate(spec, dataset=dataset, output_dir=tmp_path)
+    stored = Result.load(tmp_path / f"{result.digest()}.json")
+    result.save_model(tmp_path / "model.msgpack")
+    models = [result.model(), stored.model(), load_model(tmp_path / "model.msgpack")]
+    for each in models:
+        assert each.input_spec.feature_names == names
+        assert each.input_spec.token_names == categories
+    numbers = read_table("csv", TABLE[["age", "label"]], tmp_path / "data")
+    assert numbers.feature_names == ("age",) and numbers.token_names == ()
+    texts = dataset_from_object(
+        [(text, i % 3) for i, text in enumerate(TEXTS)], text=0, test_fraction=0.5
+    )
+    assert texts.token_names[:4] == ("", "?", "!", ",")
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({"feature_names": ["a"]}, r"len\(feature_names\) = 1: expected 4"),
+        ({"feature_names": "abcd"}, "feature_names = 'abcd'"),
+        ({"feature_names": [1, 2, 3, 4]}, r"feature_names = \[1, 2, 3, 4\]: expected a list"),
+        ({"feature_names": {"x": ["a"]}}, "feature_names = .*: expected a list of names"),
+        ({"token_names": ["a"]}, r"len\(token_names\) = 1: expected 0"),
+    ],
+)
+def test_names_of_features_are_checked(names, message):
+    inputs, labels, _ = CASES["features"]
+    with pytest.raises(ConfigError, match=message):
+        dataset_from_arrays(inputs, labels, inputs, labels, **names)
 
 
 @pytest.mark.parametrize("source", SOURCES)
