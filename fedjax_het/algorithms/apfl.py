@@ -163,7 +163,7 @@ def _make_logit_mixture_model(model: Model) -> Model:
         logits, state = _apply_mixture(model, "outputs", alpha, own, shared, x, **apply_args)
         return logits, {**variables["state"], "own": state}
 
-    return model._replace(init=init, apply=apply, embed=None)
+    return model._replace(init=init, apply=apply, embed=None, input_layer=None)
 
 
 SPEC = AlgorithmSpec(

@@ -456,12 +456,14 @@ def _make_task(
 ) -> SyntheticTask:
     """Return the task of the network in training mode, with the statistics of `variables`."""
 
-    def apply_params(params, inputs, *, sample_mask=None, batch_axis=None):
+    def apply_params(params, inputs, *, sample_mask=None, batch_axis=None, input_product=None):
         arguments = model.make_batch_arguments(sample_mask, batch_axis)
+        if input_product is not None:
+            arguments["input_product"] = input_product
         return model.apply({**variables, "params": params}, inputs, train=True, **arguments)[0]
 
     settings = (options.augment_strategy, options.loss_scaling, model.micro_batch, parallelism)
-    return SyntheticTask(apply_params, *settings)
+    return SyntheticTask(apply_params, *settings, input_layer=model.input_layer)
 
 
 def _make_summary(step_state: DynaFedStepState) -> dict[str, Any]:

@@ -240,7 +240,7 @@ def _make_prototype_model(model: Model, shape: tuple[int, int]) -> Model:
         closeness = jnp.where(prototypes.is_present, closeness, FAR)
         return jnp.where(prototypes.is_present.any(), closeness, logits), state
 
-    return model._replace(init=init, apply=apply, embed=None, head=None)
+    return model._replace(init=init, apply=apply, embed=None, head=None, input_layer=None)
 
 
 SPEC = AlgorithmSpec(

@@ -88,6 +88,8 @@ class SyntheticTask(NamedTuple):
     "Samples at a time of a differentiable step, see `mixed_mode`."
     parallelism: ServerParallelism = SINGLE_DEVICE
     "Devices that share each step."
+    input_layer: str | None = None
+    """See `Model`; `apply_params` then takes `input_product`. None: there is no such layer."""
 
     def sum_losses(
         self,

@@ -12,18 +12,23 @@ to (w, X), along u in w. This is `jax.jvp` of `jax.grad`. Compared with `jax.gra
 It costs two gradients on dual numbers (the matrix products of about three gradients). Functions of
 a step, such as training by `lax.scan`, are differentiated by `jax.grad` and can be vmapped.
 
+If the network starts with a fully connected layer and all steps train on the same inputs, the
+products of that layer with the inputs are replaced by smaller ones, see `_unroll_by_gram_matrix`.
+
 Source: Kemaev et al., "Scalable Meta-Learning via Mixed-Mode Differentiation" (MixFlow-MG, 2025);
 the product itself is from Pearlmutter (1994).
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.flatten_util import ravel_pytree
 
-from fedjax_het.condensation.augment import augment
+from fedjax_het.condensation.augment import augment, parse_strategy
 from fedjax_het.condensation.synthetic_data import SyntheticData, SyntheticTask
 from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
 from fedjax_het.core.server_training import make_shuffled_batches
@@ -86,13 +91,23 @@ def unroll(
       (12,)
     """
     batch_axis = task.parallelism.batch_axis
+    num_samples, num_inputs = len(synthetic.inputs), synthetic.inputs[0].size
+    is_full_batch = batch_size is None or batch_size >= num_samples
+    has_equal_inputs = is_full_batch and not parse_strategy(task.augment_strategy)
+    if task.input_layer is not None and has_equal_inputs and num_samples <= num_inputs:
+        return _unroll_by_gram_matrix(
+            *(task, unravel, vector, synthetic),
+            num_steps=num_steps,
+            momentum=momentum,
+            is_exact=differentiation == "exact",
+        )
 
     def select_samples(synthetic: SyntheticData, step: tuple[Array, Array]) -> tuple[Array, ...]:
         """Return augmented inputs `[B, ...]`, label logits `[B, C]` and weights `[B]`."""
         key, step_index = step
         order_key, augment_key = jax.random.split(key)
         inputs, labels = synthetic.inputs, synthetic.label_logits
-        if batch_size is not None and batch_size < len(inputs):
+        if batch_size is not None and not is_full_batch:
             batches = make_shuffled_batches(order_key, len(inputs), batch_size)
             steps_per_epoch = batches.steps_per_epoch
             is_last_first = len(inputs) % batch_size > 0
@@ -129,6 +144,71 @@ def unroll(
 
     initial = vector, jnp.zeros_like(vector) if momentum else None
     return jax.lax.scan(step, initial, jnp.arange(num_steps))[0][0]
+
+
+def _unroll_by_gram_matrix(
+    task: SyntheticTask,
+    unravel: Unravel,
+    vector: Array,
+    synthetic: SyntheticData,
+    *,
+    num_steps: int,
+    momentum: float,
+    is_exact: bool,
+) -> Array:
+    """Train as `unroll` does, without products of the inputs X `[M, D]` in the steps.
+
+    The gradient of the first layer's kernel W `[D, H]` is X' times the gradient of its outputs.
+    After t steps the kernel is therefore W_t = W_0 + X' C_t for coefficients C_t `[M, H]`, and the
+    layer's outputs are X W_t = X W_0 + (X X') C_t. A step has one product with the Gram matrix X X'
+    `[M, M]` in place of two with X. Results differ from those of `unroll` by rounding.
+
+    Cost: the products with X of about two steps. Devices that share the server's work repeat it.
+
+    Args:
+      task: see `unroll`; has an `input_layer`.
+      unravel: see `unroll`.
+      vector: see `unroll`.
+      synthetic: see `unroll`.
+      num_steps: see `unroll`.
+      momentum: see `unroll`.
+      is_exact: whether the derivative is exact, otherwise of first order.
+
+    Returns:
+      Parameters at the end, `[P]`.
+    """
+    inputs = synthetic.inputs.reshape(len(synthetic.inputs), -1)
+    params = unravel(vector)
+    layer: Tree = params[task.input_layer]
+    kernel = layer["kernel"]
+    others = {**params, task.input_layer: {"bias": layer["bias"]}}
+    hold = (lambda tree: tree) if is_exact else jax.lax.stop_gradient
+    gram_matrix = inputs @ hold(inputs).T
+    initial_product = inputs @ hold(kernel)
+    weights = jnp.full(len(inputs), 1 / len(inputs), inputs.dtype)
+
+    def sum_losses(state: tuple[Array, Tree]) -> Array:
+        product, others = state
+        apply_params = partial(task.apply_params, input_product=product)
+        samples = synthetic.inputs, synthetic.label_logits, weights
+        return task._replace(apply_params=apply_params).sum_losses(others, samples, None)
+
+    def step(carry: tuple[Tree, Tree], _: None) -> tuple[tuple, None]:
+        state, buffer = carry
+        coefficients, others = hold(state)
+        product = initial_product + gram_matrix @ coefficients
+        direction = jax.grad(sum_losses)((product, others))
+        if momentum:
+            buffer = direction = jax.tree.map(lambda b, g: momentum * b + g, buffer, direction)
+        state = jax.tree.map(lambda p, d: p - synthetic.step_size * d, state, direction)
+        return (state, buffer), None
+
+    state = jnp.zeros_like(initial_product), others
+    buffer = jax.tree.map(jnp.zeros_like, state) if momentum else None
+    coefficients, others = jax.lax.scan(step, (state, buffer), None, num_steps)[0][0]
+    kernel = kernel + inputs.T @ coefficients
+    layer = {**others[task.input_layer], "kernel": kernel}
+    return ravel_pytree({**others, task.input_layer: layer})[0]
 
 
 def mixed_mode(

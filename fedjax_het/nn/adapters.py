@@ -176,6 +176,7 @@ def make_flax_model(
     micro_batch: int | None = None,
     cached_samples: int | None = None,
     can_shard_batch: bool = False,
+    input_layer: str | None = None,
 ) -> Model:
     """Convert a flax.linen module to a `Model`.
 
@@ -199,6 +200,7 @@ def make_flax_model(
       micro_batch: see `Model`.
       cached_samples: see `Model`; default: from the size of the first convolution's output.
       can_shard_batch: see `Model`.
+      input_layer: see `Model`; the name of a `Linear` of the module.
 
     Returns:
       The model.
@@ -221,7 +223,15 @@ def make_flax_model(
         return _to_variables(nn.meta.unbox(variables), info.collections)
 
     def call_module(
-        variables, x, *, train, key=None, conv_impl=AUTO, batch_axis=None, sample_mask=None
+        variables,
+        x,
+        *,
+        train,
+        key=None,
+        conv_impl=AUTO,
+        batch_axis=None,
+        sample_mask=None,
+        input_product=None,
     ):
         """Return the module's output, its `_CallRecorder` and the new state."""
         configured = module
@@ -235,6 +245,8 @@ def make_flax_model(
             kwargs[_SAMPLE_MASK] = sample_mask
         kwargs["rngs"] = None if key is None else {"dropout": key}
         calls = _CallRecorder(conv_impl, sample_mask, skips_dropout=train and key is None)
+        if input_product is not None:
+            calls.products[(input_layer,)] = input_product
         with nn.intercept_methods(calls.intercept):
             if not (train and info.collections):
                 return configured.apply(by_collection, x, **kwargs), calls, variables["state"]
@@ -275,6 +287,7 @@ def make_flax_model(
         takes_sample_mask=info.has_batch_norm or reads_mask,
         num_tokens=num_tokens,
         is_per_token=info.is_per_token,
+        input_layer=input_layer,
     )
 
 
@@ -310,12 +323,17 @@ class _CallRecorder:
 
     It also computes convolutions by `conv2d`, passes the mask of real samples to batch norm, and
     skips dropout in training without a key, where flax would raise.
+
+    Attributes:
+      products: products of input and kernel by the path of a `Linear`, which then only adds the
+        bias.
     """
 
     def __init__(self, conv_impl: str, sample_mask: Any = None, *, skips_dropout: bool):
         self.conv_impl, self.skips_dropout = conv_impl, skips_dropout
         self.sample_mask = sample_mask
         self.dense_calls: list[_LayerCall] = []
+        self.products: dict[tuple[str | None, ...], jax.Array] = {}
 
     def find_last_call(self, logits: Any) -> _LayerCall | None:
         """Find the last call whose output is the array `logits` itself."""
@@ -334,7 +352,10 @@ class _CallRecorder:
         if isinstance(module, _BATCH_NORM_LAYERS) and self.sample_mask is not None:
             x = args[0] if args else kwargs["x"]
             kwargs = {"mask": _expand_mask(self.sample_mask, x), **kwargs}
-        out = call(*args, **kwargs)
+        if module.path in self.products:
+            out = self.products[module.path] + module.get_variable("params", "bias")
+        else:
+            out = call(*args, **kwargs)
         if isinstance(module, _DENSE_LAYERS):
             self.dense_calls.append(_LayerCall(module, args[0] if args else kwargs["inputs"], out))
         return out

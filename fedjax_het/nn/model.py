@@ -135,6 +135,10 @@ class Model(NamedTuple):
         latter out.
       num_tokens: number of different tokens, for inputs of tokens; None for inputs of floats.
       is_per_token: whether there are outputs `[B, T, num_classes]` for each token.
+      input_layer: key in `params` of a fully connected layer, with `kernel` and `bias`, that
+        receives all values of an input and is the only layer that does. `apply` then takes
+        `input_product` `[B, F]` in place of the product of inputs and kernel. None: the network has
+        no such layer.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -161,6 +165,7 @@ class Model(NamedTuple):
     takes_sample_mask: bool = False
     num_tokens: NumTokens = None
     is_per_token: bool = False
+    input_layer: str | None = None
 
     @property
     def output_shape(self) -> Shape:

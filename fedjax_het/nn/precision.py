@@ -67,6 +67,8 @@ def configure_compute(
         apply=wrap_network(model.apply),
         embed=embed and wrap_network(embed),
         head=head and head._replace(apply=wrap(head.apply, _wrap_head_bfloat16)),
+        # Products that the network does not compute itself would have another precision.
+        input_layer=model.input_layer if precision is None else None,
     )
 
 

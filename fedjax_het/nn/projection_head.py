@@ -77,7 +77,7 @@ def add_projection_head(model: Model, size: int = 256) -> Model:
         return embed(variables, x, **call_arguments)[1:]
 
     head = Head(HEAD_LAYERS[-1:], apply=_apply_linear)
-    return model._replace(init=init, apply=apply, embed=embed, head=head)
+    return model._replace(init=init, apply=apply, embed=embed, head=head, input_layer=None)
 
 
 def _apply_linear(layer, x):

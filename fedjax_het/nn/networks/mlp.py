@@ -45,4 +45,9 @@ def mlp(
     Returns:
       The model.
     """
-    return make_flax_model(Mlp(num_classes, tuple(hidden)), input_shape, can_shard_batch=True)
+    return make_flax_model(
+        Mlp(num_classes, tuple(hidden)),
+        input_shape,
+        can_shard_batch=True,
+        input_layer="hidden1" if hidden else "head",
+    )

@@ -89,6 +89,40 @@ def assert_equal(ours, theirs, rtol=1e-9):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * scale)
 
 
+@pytest.mark.parametrize("hidden", [(), (5,), (5, 4)])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("differentiation", ["exact", "first_order"])
+def test_gram_matrix_replaces_products_with_inputs(hidden, momentum, differentiation, monkeypatch):
+    monkeypatch.setitem(NETWORKS, "mlp", ("mlp", {"hidden": hidden}))
+    settings = {"momentum": momentum, "differentiation": differentiation}
+    with enable_x64(True):
+        input_layer = "hidden1" if hidden else "head"
+        ours = value_and_gradient(input_layer=input_layer, **settings)
+        theirs = value_and_gradient(**settings)
+    assert_equal(ours, theirs)
+
+
+def test_steps_of_unroll_have_no_product_with_inputs():
+    """The loop over steps has a product with the Gram matrix instead."""
+    with enable_x64(True):
+        texts = [
+            str(jax.make_jaxpr(loss)(synthetic(), vector))
+            for loss, vector in (make_loss(input_layer="hidden1"), make_loss())
+        ]
+    shape = f"f64[{SAMPLES},{SAMPLES}]"
+    assert [shape in text for text in texts] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"batch_size": 4}, {"augment_strategy": "flip"}], ids=["batches", "augmentation"]
+)
+def test_unroll_with_changing_inputs_has_no_gram_matrix(settings):
+    with enable_x64(True):
+        loss, vector = make_loss(input_layer="hidden1", **settings)
+        text = str(jax.make_jaxpr(loss)(synthetic(), vector))
+    assert f"f64[{SAMPLES},{SAMPLES}]" not in text
+
+
 @pytest.mark.parametrize(
     ("scaling", "momentum"),
     [("cross_entropy_over_classes", 0.0), ("cross_entropy", 0.0), ("cross_entropy", 0.9)],
