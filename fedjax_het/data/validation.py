@@ -158,11 +158,13 @@ class InputValidator(NamedTuple):
         numbers or None by name.
       is_16_bit: whether uint16 pixels range over 0..65535, see `has_16_bit_pixels`.
       channels: "first", "last" or None, see `move_channels_last`.
+      are_features: whether integers without `num_tokens` are numbers, see `validate_inputs`.
     """
 
     num_tokens: Any
     is_16_bit: bool = False
     channels: str | None = None
+    are_features: bool = False
 
     @classmethod
     def from_user(
@@ -224,23 +226,38 @@ class InputValidator(NamedTuple):
         self, argument: str, inputs: Any, num_tokens: int | None, train_array: Any
     ) -> np.ndarray:
         inputs = move_channels_last(argument, inputs, self.channels)
-        array = validate_inputs(argument, inputs, num_tokens=num_tokens, is_16_bit=self.is_16_bit)
+        are_features = self.are_features
+        if train_array is not None:
+            are_features |= train_array.ndim in (2, 3) and train_array.dtype == np.float32
+        array = validate_inputs(
+            *(argument, inputs),
+            num_tokens=num_tokens,
+            is_16_bit=self.is_16_bit,
+            are_features=are_features,
+        )
         if train_array is not None:
             require_same_format(argument, array, train_array)
         return array
 
 
 def validate_inputs(
-    argument: str, inputs: Any, *, num_tokens: int | None, is_16_bit: bool = False
+    argument: str,
+    inputs: Any,
+    *,
+    num_tokens: int | None,
+    is_16_bit: bool = False,
+    are_features: bool = False,
 ) -> np.ndarray:
     """Check the inputs of examples and convert them to the type that is stored.
 
     Args:
       argument: name of the argument, for messages.
-      inputs: images `[N, H, W, C]`, see `validate_images`; finite floats `[N, F]` or `[N, T, F]`;
-        with `num_tokens`, integers `[N, T]` in [0, num_tokens).
+      inputs: images `[N, H, W, C]`, see `validate_images`; finite floats or truth values `[N, F]`
+        or `[N, T, F]`; with `num_tokens`, integers `[N, T]` in [0, num_tokens).
       num_tokens: number of different tokens; None for other inputs.
       is_16_bit: whether uint16 pixels range over 0..65535, see `has_16_bit_pixels`.
+      are_features: whether integers `[N, F]` or `[N, T, F]` are numbers, as other inputs of the
+        same data are.
 
     Returns:
       Images as `validate_images` returns them, float32 features and series, or int32 tokens.
@@ -251,9 +268,18 @@ def validate_inputs(
     array = to_array(argument, inputs, "one array, of examples of one shape")
     if num_tokens is not None:
         return _validate_tokens(argument, array, num_tokens)
-    if array.ndim not in (2, 3) or not np.issubdtype(array.dtype, np.floating):
+    if array.ndim not in (2, 3):
         return validate_images(argument, array, is_16_bit=is_16_bit)
     require(array.size > 0, f"shape of {argument}", array.shape, "at least one example and feature")
+    kind = array.dtype.kind
+    if kind in "iu" and not are_features:
+        # Integers have three meanings, which no check can tell apart.
+        floats = f"{argument}.astype('float32')"
+        expected = f"num_tokens for tokens [N, T], or {floats} for features"
+        if array.ndim == 3:
+            expected = f"{argument}[..., None] for gray images, or {floats} for series"
+        raise make_value_error(argument, f"{array.dtype} {array.shape}", expected)
+    require(kind in "iufb", f"dtype of {argument}", str(array.dtype), "floats, or truth values")
     array = np.ascontiguousarray(array, dtype=np.float32)
     _require_finite(argument, array)
     return array.view()

@@ -369,7 +369,8 @@ class TrainedModel:
     def _validate_inputs(self, inputs: Any) -> Any:
         spec = self.input_spec
         if isinstance(spec.input_shape, FrozenMapping):
-            arrays = InputValidator(spec.num_tokens).validate("inputs", inputs)
+            validator = InputValidator(spec.num_tokens, are_features=True)
+            arrays = validator.validate("inputs", inputs)
             for name, array in arrays.items():
                 shape, expected = array.shape[1:], f"[N, *{spec.input_shape[name]}]"
                 is_valid = shape == spec.input_shape[name]
@@ -381,7 +382,7 @@ class TrainedModel:
         expected += f", in the layout {spec.layout}" if len(spec.input_shape) == 3 else ""
         require(is_valid, "inputs", f"of shape {inputs.shape}", expected)
         if len(spec.input_shape) != 3:
-            return validate_inputs("inputs", inputs, num_tokens=spec.num_tokens)
+            return validate_inputs("inputs", inputs, num_tokens=spec.num_tokens, are_features=True)
         dtype = spec.dtype
         if dtype is not None:
             is_integer = np.issubdtype(inputs.dtype, np.integer)

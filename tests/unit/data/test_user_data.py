@@ -264,6 +264,23 @@ def test_features_of_any_magnitude_are_normalized(mean, scale):
     np.testing.assert_allclose(normalized.std(0), 1, rtol=0.02)
 
 
+def test_integers_beside_features_are_numbers():
+    """Where other inputs show that integers are features; and truth values always."""
+    floats, integers, labels = (
+        np.arange(12.0).reshape(6, 2),
+        np.arange(12).reshape(6, 2),
+        [0, 1] * 3,
+    )
+    expected = dataset_from_arrays(floats, labels, floats, labels)
+    dataset = dataset_from_arrays(floats, labels, integers, labels)
+    assert dataset.digest() == expected.digest()
+    flags = dataset_from_arrays(integers % 2 == 0, labels, integers % 3 == 0, labels)
+    assert flags.train_inputs.dtype == np.float32 and flags.input_kind == "features"
+    spec = RunSpec(model="mlp", partition="iid", num_clients=2, rounds=1, local_epochs=1)
+    model = simulate(spec, dataset=dataset).model()
+    np.testing.assert_array_equal(model.logits(integers), model.logits(floats))
+
+
 @pytest.mark.parametrize("value", [0, 0.1, -1e6, 1e-40])
 def test_features_that_differ_by_rounding_are_constant(value):
     column = np.full((8, 1), value, np.float32)
@@ -339,7 +356,18 @@ BAD_ARRAYS = {
     "float range": (with_bad_pixel(255.0), r"range of train_inputs .*pass images in 0\.\.255"),
     "integer range": ({"train_inputs": np.full((8, 5, 4, 3), 256)}, r"0\.\.255"),
     "strings": ({"train_inputs": np.full((8, 5, 4, 3), "a")}, "dtype of train_inputs"),
-    "rank": ({"train_inputs": np.zeros((8, 5, 4), np.uint8)}, r"\[N, H, W, C\]"),
+    "rank": ({"train_inputs": np.zeros((8, 5, 4, 3, 1), np.uint8)}, r"\[N, H, W, C\]"),
+    "gray images": (
+        {"train_inputs": np.zeros((8, 5, 4), np.uint8)},
+        r"train_inputs = 'uint8 \(8, 5, 4\)': expected train_inputs\[\.\.\., None\] for gray images, or "
+        r"train_inputs\.astype\('float32'\) for series$",
+    ),
+    "integer features": (
+        {"train_inputs": np.zeros((8, 5), int)},
+        r"^train_inputs = 'int64 \(8, 5\)': expected num_tokens for tokens \[N, T\], or "
+        r"train_inputs\.astype\('float32'\) for features$",
+    ),
+    "texts as features": ({"train_inputs": np.full((8, 5), "a")}, "dtype of train_inputs = '<U1'"),
     "empty": ({"test_inputs": np.zeros((0, 5, 4, 3), np.uint8)}, "shape of test_inputs"),
     "shape": ({"test_inputs": np.zeros((4, 5, 5, 3), np.uint8)}, "format of test_inputs"),
     "type": ({"test_inputs": np.zeros((4, 5, 4, 3), np.float32)}, "format of test_inputs"),
