@@ -16,7 +16,7 @@ from fedjax_het.data.sampling import (
     systematic_round,
     take_quota,
 )
-from fedjax_het.data.validation import NumClasses, Seed
+from fedjax_het.data.validation import NumClasses, Seed, to_user_ids
 from fedjax_het.utils.array_validation import to_array
 from fedjax_het.utils.config import Bounds, PositiveInt, validate_arguments
 from fedjax_het.utils.errors import ConfigError, make_value_error, require
@@ -263,8 +263,8 @@ def make_user_tests(partition: Partition, test_users: np.ndarray) -> Partition:
     """
     names = partition.client_names
     require(bool(names), "partition", partition.scheme, "a partition whose clients have names")
-    expected = "integers or texts [N], a user for each test example"
-    users, owners = np.unique(to_array("test_users", test_users, expected), return_inverse=True)
+    users, owners = np.unique(to_user_ids("test_users", test_users), return_inverse=True)
+    require(len(users) > 0, "test_users", [], "at least one test example")
     positions = dict(zip(map(str, users), split_by_group(owners, len(users)), strict=True))
     clients = [
         positions.get(name, np.arange(0)) if size else np.arange(0)

@@ -459,7 +459,7 @@ def validate_users(
     """
     arrays: list[np.ndarray | None] = []
     for (argument, values), split_inputs in zip(users.items(), inputs, strict=True):
-        array = None if values is None else _to_user_ids(argument, values)
+        array = None if values is None else to_user_ids(argument, values)
         if array is not None:
             expected = f"{count_rows(split_inputs)}, one user for each example"
             require(
@@ -477,8 +477,19 @@ def validate_users(
     return train_users, test_users
 
 
-def _to_user_ids(argument: str, values: Any) -> np.ndarray:
-    """Convert the users of examples to int64 or text `[N]`."""
+def to_user_ids(argument: str, values: Any) -> np.ndarray:
+    """Convert the users of examples to int64 or text `[N]`.
+
+    Args:
+      argument: name of the argument, for messages.
+      values: integers or texts.
+
+    Returns:
+      The users.
+
+    Raises:
+      ConfigError: if rank or type is invalid, or if a text is empty.
+    """
     expected = "integers or texts [N], a user for each example"
     try:
         array = np.asarray(values)

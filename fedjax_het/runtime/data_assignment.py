@@ -56,6 +56,7 @@ from fedjax_het.utils.config import validate
 from fedjax_het.utils.errors import ConfigError, display_names, display_names_within, require
 
 _log = logging.getLogger("fedjax_het")
+_MAX_LISTED_CLIENTS = 5  # in a note
 
 
 @dataclass(frozen=True)
@@ -388,6 +389,21 @@ def _warn_about_partition(partition: Partition, spec: ResolvedRunSpec | None) ->
         )
 
 
+def _warn_about_missing_tests(partition: Partition, tests: Partition) -> None:
+    """Log the clients that have training examples and no test examples."""
+    missing = np.flatnonzero((partition.sizes > 0) & (tests.sizes == 0))
+    if len(missing):
+        names = [partition.client_names[k] if partition.client_names else str(k) for k in missing]
+        _log.warning(
+            "note: %d of %d clients have no test examples, and means over clients leave them out: "
+            "%s%s",
+            len(missing),
+            partition.num_clients,
+            ", ".join(names[:_MAX_LISTED_CLIENTS]),
+            ", ..." if len(names) > _MAX_LISTED_CLIENTS else "",
+        )
+
+
 def _count_shared_examples(partition: Partition) -> int:
     """Return the number of examples that belong to several clients."""
     return int((np.unique(partition.indices, return_counts=True)[1] > 1).sum())
@@ -429,6 +445,7 @@ def assign_data(
         seed, test_per_client = spec.partition_seed, spec.test_per_client
         with display_names({"per_client": "test_per_client"}):
             tests = make_client_tests(all_clients, dataset, seed, test_per_client)
+        _warn_about_missing_tests(all_clients, tests)
     skewed_dataset, client_skews = assign_skews(skews, all_clients, dataset, seed)
     if client_skews.features and _count_shared_examples(all_clients):
         _log.warning(

@@ -218,6 +218,24 @@ def test_empty_clients_and_shared_examples_are_logged(caplog):
     assert not caplog.records
 
 
+def test_clients_without_tests_are_logged(caplog, capsys):
+    inputs, labels = np.random.default_rng(0).normal(size=(30, 3)), np.arange(30) % 2
+    users = np.repeat([f"u{i}" for i in range(10)], 3)
+    data = dataset_from_arrays(
+        inputs, labels, inputs[:6], labels[:6], train_users=users, test_users=users[:6]
+    )
+    settings = {"model": "mlp", "partition": "natural", "rounds": 1, "local_epochs": 1}
+    result = simulate(RunSpec(**settings, client_tests=True), dataset=data)
+    note = "8 of 10 clients have no test examples, and means over clients leave them out: "
+    assert f"note: {note}u2, u3, u4, u5, u6, ...\n" in caplog.text
+    accuracy = result.metrics["client_accuracy"][-1]
+    np.testing.assert_array_equal(np.isnan(accuracy), np.arange(10) >= 2)
+    assert result.metrics["mean_client_accuracy"][-1] == pytest.approx(np.nanmean(accuracy))
+    caplog.clear()
+    simulate(RunSpec(**settings), dataset=data)  # of the global model on all test examples
+    assert "no test examples" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
