@@ -109,8 +109,8 @@ def dataset_from_object(
     if is_divided:
         del splits["test"]
     for argument, split in splits.items():
-        is_valid = hasattr(split, "__len__") and hasattr(split, "__getitem__")
-        is_valid = is_valid and not isinstance(split, str | bytes | Mapping) and len(split) > 0
+        is_valid = hasattr(split, "__getitem__") and not isinstance(split, str | bytes | Mapping)
+        is_valid = is_valid and _count_rows(split) > 0
         expected = _EXPECTED + ("" if argument == "train" else ", or test_fraction=0.2")
         require(is_valid, argument, split, expected)
     columns = Columns(image, inputs, text, label, client, domain)
@@ -140,6 +140,14 @@ def dataset_from_object(
         source=f"{kind.__module__.partition('.')[0]}.{kind.__name__}",
         order=ROW_ORDER,
     )
+
+
+def _count_rows(rows: Any) -> int:
+    """Return the number of rows; 0 for an object without a length."""
+    try:
+        return len(rows)
+    except TypeError:
+        return 0
 
 
 def _is_frame(rows: Any) -> bool:

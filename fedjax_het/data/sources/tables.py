@@ -20,7 +20,7 @@ from fedjax_het.data.sources.texts import (
 from fedjax_het.data.validation import move_channels_last
 from fedjax_het.tasks import TASKS
 from fedjax_het.utils.array_validation import to_array
-from fedjax_het.utils.errors import ConfigError, require
+from fedjax_het.utils.errors import ConfigError, format_value, require
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -158,9 +158,12 @@ def _find_columns(
     found: dict[str, Any] = {}
     for kind, column in columns._asdict().items():
         several = [*column] if isinstance(column, list | tuple) else [column]
+        require(len(several) > 0, kind, column, "at least one column, or None")
         for name in several:
             if name is not None and name not in table:
-                raise ConfigError(f"{kind} = {name!r}: no such column (columns: {all_names})")
+                raise ConfigError(
+                    f"{kind} = {format_value(name)}: no such column (columns: {all_names})"
+                )
         found[kind] = several if len(several) > 1 else several[0]
         if kind not in _INPUT_KINDS and column is None:
             found[kind] = _find_by_convention(kind, table, types, conventions)
