@@ -17,7 +17,7 @@ from fedjax_het.data import NORMALIZATIONS
 from fedjax_het.metrics.registry import METRICS
 from fedjax_het.nn.layers import NORMS
 from fedjax_het.papers.programs import PROGRAM_MODULES
-from fedjax_het.runtime.placement import CLIENT_STATES, SERVER_WORKS, SPREADS
+from fedjax_het.runtime.placement import CLIENT_DATA, CLIENT_STATES, SERVER_WORKS, SPREADS
 from fedjax_het.runtime.trackers import TRACKERS
 from fedjax_het.utils.command_line import Option, list_item_type
 from fedjax_het.utils.config import union_members
@@ -34,6 +34,7 @@ _CHOICES: Mapping[str, Collection[str]] = {
     "track": TRACKERS,
     "server_work": SERVER_WORKS,
     "client_state": CLIENT_STATES,
+    "client_data": CLIENT_DATA,
     "spread": SPREADS,
     "kinds": KINDS,
     "names": [name for registry, _ in REGISTRIES.values() for name in registry],

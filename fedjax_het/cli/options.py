@@ -71,6 +71,7 @@ _GROUPS = {
     "run": ("rounds", "seed", "seeds", "config", "list", "resume", "restart", "resume_anyway"),
     "speed and memory": (
         *("lanes", "launcher", "spread", "vmapped", "memory", "server_work", "client_state"),
+        "client_data",
         *("ray_address", "cpus_per_task", "gpus_per_task", "distributed"),
     ),
     "output": (
@@ -134,6 +135,9 @@ class CommonOptions:
     """Storage of the clients' states: device, split (a part on each device of the federation), host
     or auto (split or host if the states do not fit on a device). With host, only the states of the
     next rounds' clients are on the devices. It affects memory only."""
+    client_data: str = "auto"
+    """Storage of the clients' training examples: device, host (only the examples of the next
+    rounds' clients are on the devices) or auto. It affects memory and speed only."""
     resume_anyway: bool = False
     """Continue also from checkpoints of another version, device type or precision."""
     distributed: bool = False
@@ -145,7 +149,7 @@ class CommonOptions:
 
     def make_placement(self, **options: Any) -> Placement:
         """Return the placement of these options and of further options."""
-        names = ("lanes", "server_work", "client_state")
+        names = ("lanes", "server_work", "client_state", "client_data")
         return Placement(**{name: getattr(self, name) for name in names}, **options)
 
 

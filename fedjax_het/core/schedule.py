@@ -154,6 +154,7 @@ class Scheduler:
       shape: the sizes of the schedules.
       work_counts: the amounts of work per round.
       cohort_size: clients sampled each round, S.
+      max_cohort_examples: number of examples that the clients of a round hold, at most.
 
     Example:
       >>> from fedjax_het.core.schedule import RoundSettings, Scheduler
@@ -181,6 +182,7 @@ class Scheduler:
         self.partition = partition = work_items.partition
         self.cohort_size = compute_cohort_size(partition.num_clients, settings.participation)
         num_rounds = settings.num_rounds
+        self.max_cohort_examples = 0
         self._assignments: list[_LaneAssignment] = []
         num_full_pass_batches = 0
         counts: list[tuple[int, int, int]] = []
@@ -224,7 +226,9 @@ class Scheduler:
         work, cohort = self._get_work(round_index), self.draw_cohort(round_index)
         assignment = _assign_lanes(work, cohort, blocks, lanes)
         self._assignments.append(assignment)
-        num_participants = int((work.partition.sizes[cohort] > 0).sum())
+        sizes = work.partition.sizes[cohort]
+        num_participants = int((sizes > 0).sum())
+        self.max_cohort_examples = max(self.max_cohort_examples, int(sizes.sum()))
         amounts = (work.num_pairs, work.num_samples)
         pairs, samples = (int(amount[assignment.work_ids].sum()) for amount in amounts)
         return num_participants, pairs, samples
@@ -455,6 +459,7 @@ class AdaptiveScheduler(Scheduler):
             shortens_work=shortens_work,
         )
         self._start_plans = start_plans
+        self.max_cohort_examples = int(np.sort(self.partition.sizes)[-self.cohort_size :].sum())
         self.restart()
 
     def restart(self, measure_losses: MeasureLosses | None = None) -> None:
@@ -694,6 +699,51 @@ def with_state_rows(schedule: RoundSchedule, ids: np.ndarray, num_rows: int) -> 
     is_used = schedule.client_ids < schedule.num_clients.reshape(-1, 1, 1, 1)
     rows = np.where(is_used, np.searchsorted(ids, schedule.client_ids), num_rows)
     return schedule._replace(state_rows=rows.astype(np.int32))
+
+
+def with_example_rows(
+    schedules: Sequence[RoundSchedule], num_rows: int
+) -> tuple[list[RoundSchedule], np.ndarray]:
+    """Return schedules for a table of the examples that they read.
+
+    Args:
+      schedules: schedules of chunks of rounds.
+      num_rows: rows of the table.
+
+    Returns:
+      The schedules with rows of the table in place of positions in the training set, and the
+      position of each row, ascending `[n]`.
+
+    Raises:
+      ValueError: if the schedules read more examples than the table has rows.
+
+    Example:
+      >>> from fedjax_het.core.schedule import RoundSettings, Scheduler, with_example_rows
+      >>> from fedjax_het.core.work_items import ClientWork
+      >>> from fedjax_het.data import partition_from_clients
+      >>> work = ClientWork(partition_from_clients([[5, 9]]), num_passes=1, batch_size=1)
+      >>> schedule = Scheduler(work, RoundSettings(seed=0), blocks=1, lanes=1).make_round(0)
+      >>> (paged,), positions = with_example_rows([schedule], num_rows=2)
+      >>> positions.tolist(), sorted(paged.batches.ravel().tolist())
+      ([5, 9], [0, 1])
+    """
+    names = ("batches", "init_example_ids", "full_pass_indices")
+    fields = [getattr(schedule, name) for schedule in schedules for name in names]
+    flat = np.concatenate([field.ravel() for field in fields])
+    positions, rows = np.unique(flat, return_inverse=True)
+    if len(positions) > num_rows:
+        message = f"{len(positions)} examples in a table of {num_rows}"
+        raise ValueError(message)
+    parts = np.split(rows.astype(np.int32), np.cumsum([field.size for field in fields])[:-1])
+    paged = iter([part.reshape(field.shape) for part, field in zip(parts, fields, strict=True)])
+    return [
+        schedule._replace(**{n: next(paged) for n in names}) for schedule in schedules
+    ], positions
+
+
+def round_up_size(size: int) -> int:
+    """Round a size up to 1, 2, 3, 4, 6, 8, 12, ..., so that runs share a compilation."""
+    return _round_up_max([size])
 
 
 def _round_up_max(sizes: Iterable[int]) -> int:

@@ -36,6 +36,7 @@ from fedjax_het.utils.input_kinds import (
     map_arrays,
 )
 from fedjax_het.utils.io import digest_arrays
+from fedjax_het.utils.memory_maps import iter_blocks
 from fedjax_het.utils.text import make_html_table
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ else:
 _Mean = Annotated[float, Bounds(-1e30, 1e30)]
 _Deviation = Annotated[float, Bounds(SMALLEST_DEVIATION, 1e30)]
 _MAX_RATIO = 1e18  # of mean and deviation
+# Bytes of float inputs, in memory or in a file, from which on sums are taken block by block, which
+# rounds differently.
+_MAX_STATISTICS_BYTES = 2**30
 
 
 @accept_former_fields(FORMER_ARRAY_NAMES)
@@ -547,11 +551,17 @@ def compute_channel_statistics(inputs: Any) -> tuple[Any, Any]:
     for channel in range(inputs.shape[-1]):
         values = inputs[..., channel]
         if inputs.dtype == np.uint8:
-            counts, levels = np.bincount(values.ravel(), minlength=256), np.arange(256) / 255
+            blocks, levels = iter_blocks(values), np.arange(256) / 255
+            counts = np.sum([np.bincount(b.ravel(), minlength=256) for b in blocks], axis=0)
             mean = np.average(levels, weights=counts)
             deviation = np.sqrt(np.average((levels - mean) ** 2, weights=counts))
-        else:
+        elif inputs.nbytes <= _MAX_STATISTICS_BYTES:
             mean, deviation = values.mean(dtype=np.float64), values.std(dtype=np.float64)
+        else:
+            sums = [block.sum(dtype=np.float64) for block in iter_blocks(values)]
+            mean = sum(sums) / values.size
+            squares = [np.square(block - mean).sum() for block in iter_blocks(values)]
+            deviation = np.sqrt(sum(squares) / values.size)
         means.append(float(mean))
         deviations.append(1.0 if is_constant(mean, deviation) else float(deviation))
     return tuple(means), tuple(deviations)

@@ -298,7 +298,7 @@ class Partition:
         return PartitionSummary(
             num_clients=self.num_clients,
             num_examples=len(self.indices),
-            num_unused=len(labels) - len(np.unique(self.indices)),
+            num_unused=int((np.bincount(self.indices, minlength=len(labels)) == 0).sum()),
             size_min=int(sizes.min()),
             size_median=float(np.median(sizes)),
             size_mean=float(sizes.mean()),

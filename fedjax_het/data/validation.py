@@ -16,6 +16,7 @@ from fedjax_het.utils.array_validation import (
 from fedjax_het.utils.config import Bounds, validate
 from fedjax_het.utils.errors import ConfigError, make_value_error, require
 from fedjax_het.utils.input_kinds import FrozenMapping, count_rows
+from fedjax_het.utils.memory_maps import iter_blocks
 
 # Standardized images have far smaller values; images in 0..255 as floats have larger ones.
 MAX_FLOAT_PIXEL = 20.0
@@ -136,14 +137,13 @@ def validate_images(argument: str, images: Any, *, is_16_bit: bool = False) -> n
     if is_16_bit and images.dtype in UINT16_TYPES:
         return images.astype(np.float32) / np.float32(MAX_UINT16)
     if np.issubdtype(images.dtype, np.integer):
-        low, high = int(images.min()), int(images.max())
+        low, high = map(int, _find_range(images))
         expected = "0..255 for integers (of 16 bits: uint16)"
         require(low >= 0 and high <= 255, f"range of {argument}", (low, high), expected)
         return images.astype(np.uint8)
     is_floating = np.issubdtype(images.dtype, np.floating)
     require(is_floating, f"dtype of {argument}", str(images.dtype), "uint8, or floats")
-    _require_finite(argument, images)
-    lowest, highest = float(images.min()), float(images.max())
+    lowest, highest = _require_finite(argument, images)
     is_valid = lowest >= -MAX_FLOAT_PIXEL and highest <= MAX_FLOAT_PIXEL
     expected = "floats in [0, 1] or standardized floats (pass images in 0..255 as uint8)"
     require(is_valid, f"range of {argument}", (lowest, highest), expected)
@@ -289,16 +289,26 @@ def _validate_tokens(argument: str, tokens: np.ndarray, num_tokens: int) -> np.n
     is_valid = tokens.ndim == 2 and tokens.size > 0 and np.issubdtype(tokens.dtype, np.integer)
     actual = f"{tokens.dtype} {tokens.shape}"
     require(is_valid, argument, actual, "integers [N, T], the tokens of each example")
-    low, high = int(tokens.min()), int(tokens.max())
+    low, high = map(int, _find_range(tokens))
     is_valid = low >= 0 and high < num_tokens
     require(is_valid, f"range of {argument}", (low, high), f"tokens in [0, {num_tokens})")
     return np.ascontiguousarray(tokens, dtype=np.int32).view()
 
 
-def _require_finite(argument: str, values: np.ndarray) -> None:
-    if not np.isfinite([values.min(), values.max()]).all():  # both are NaN if any value is
+def _find_range(values: np.ndarray) -> tuple[Any, Any]:
+    """Return the smallest and the largest value; both are NaN if any value is."""
+    ranges = [(block.min(), block.max()) for block in iter_blocks(values)]
+    lows, highs = zip(*ranges, strict=True)
+    return np.min(lows), np.max(highs)
+
+
+def _require_finite(argument: str, values: np.ndarray) -> tuple[float, float]:
+    """Return the smallest and the largest value, which must be finite."""
+    low, high = _find_range(values)
+    if not np.isfinite([low, high]).all():
         position = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
         raise ConfigError(f"{argument}[{position}] = {values[position]}: expected finite numbers")
+    return float(low), float(high)
 
 
 def has_16_bit_pixels(splits: Iterable[Any]) -> bool:

@@ -44,9 +44,11 @@ from fedjax_het.runtime.data_assignment import (
 )
 from fedjax_het.runtime.memory_limits import require_memory_for_plan, require_memory_for_settings
 from fedjax_het.runtime.placement import (
+    DEVICE_DATA,
     SPLIT_STATE,
     Placement,
     Planner,
+    choose_client_data,
     choose_client_state,
     compute_client_state_bytes,
 )
@@ -135,6 +137,7 @@ class RunGroup:
       lane_choice: the number of lanes, and how it was chosen.
       initial_model: the model that all runs begin with, if it is read from a file.
       client_state: the place of client states: "device", "split" or "host".
+      client_data: the place of the clients' training examples: "device" or "host".
       state_bytes: bytes of the state that one client has between rounds; 0 without a state.
       probe_seconds: seconds of the measurements that chose the lanes.
       shared_inputs: the inputs of the programs that are the same for all runs, by name.
@@ -145,6 +148,7 @@ class RunGroup:
     lane_choice: LaneChoice
     initial_model: ModelFile | None
     client_state: str
+    client_data: str
     state_bytes: int
     probe_seconds: float
     shared_inputs: dict[str, Any] = field(default_factory=dict)
@@ -247,8 +251,9 @@ def prepare_group(
     if dataset.task not in TASKS.built_in:
         task = signature.training.task
         check_functions(task.kind, task.model.output_shape, task.label_shape, task.label_dtype)
-    require_memory_for_settings(spec, dataset, signature, placement, devices)
     algorithm = build_algorithm(signature)
+    client_data = choose_client_data(placement, spec, dataset, signature, algorithm)
+    require_memory_for_settings(spec, dataset, signature, placement, devices, client_data)
     warn_missing_norm_layers(spec, signature)
     initial_model = load_initial_model(spec, signature)
     if assignments is None:
@@ -293,7 +298,7 @@ def prepare_group(
         program = build_programs(signature, plan._replace(has_sharded_client_states=True))
     schedulers = [s for s in (schedulers[0], prepared_runs[0].tuning_scheduler) if s is not None]
     require_memory_for_plan(program, spec, schedulers, client_state, state_bytes, placement)
-    state = (client_state, state_bytes)
+    state = (client_state, client_data, state_bytes)
     return _place_shared_inputs(
         RunGroup(program, prepared_runs, lane_choice, initial_model, *state, probe_seconds)
     )
@@ -322,12 +327,13 @@ def _place_shared_inputs(group: RunGroup) -> RunGroup:
 
     builders: dict[str, Callable[[], Any]] = {
         "num_eval_batches": lambda: plan.put(jnp.int32(num_eval_batches)),
-        "examples": place_training_examples,
         "test_set": lambda: place_evaluation_set(
             plan, test_inputs, dataset.test_labels, dataset.test_domains
         ),
         "test_examples": lambda: place_examples(test_inputs, dataset.test_labels),
     }
+    if group.client_data == DEVICE_DATA:  # otherwise each call has its own examples
+        builders["examples"] = place_training_examples
     for name in {"examples", "test_examples"} & placed.keys():
         builders[name] = partial(plan.put, placed[name])
     test_set, shape = placed.get("test_set"), (plan.blocks, num_batches, batch_size)

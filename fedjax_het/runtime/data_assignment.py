@@ -575,7 +575,9 @@ def build_partition(spec: ResolvedRunSpec, dataset: Dataset) -> Partition:
         server_indices = draw_withheld_examples(
             spec.server_data, dataset, spec.partition_seed, spec.server_options
         )
-    client_indices = np.setdiff1d(np.arange(len(dataset.train_labels)), server_indices)
+    is_clients = np.ones(len(dataset.train_labels), bool)
+    is_clients[server_indices] = False
+    client_indices = np.flatnonzero(is_clients)
     num_clients = spec.num_clients + (spec.held_out_clients or 0)
     expected = f"at most {len(client_indices)}, the number of training samples of {dataset.name}"
     expected += " that are not the server's" if len(server_indices) else ""

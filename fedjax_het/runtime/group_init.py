@@ -23,6 +23,7 @@ from fedjax_het.runtime.candidate_losses import make_candidate_curves
 from fedjax_het.runtime.compiled_programs import CompiledPrograms
 from fedjax_het.runtime.group_state import GroupState, build_run_inputs, compute_chunk_limits
 from fedjax_het.runtime.history import Timing, build_curves
+from fedjax_het.runtime.placement import HOST_DATA
 from fedjax_het.runtime.progress import Progress
 from fedjax_het.runtime.resumable_rounds import is_long_round, trace_loop_layout
 from fedjax_het.runtime.schedules import compute_traffic
@@ -186,6 +187,12 @@ def log_run_header(group_state: GroupState) -> None:
         log.info(
             "client states: on the host; the devices hold the states of %d clients for %d rounds",
             limits.num_rows,
+            limits.max_rounds,
+        )
+    if group.client_data == HOST_DATA:
+        log.info(
+            "training examples: on the host; the devices hold at most %d examples for %d rounds",
+            limits.num_examples,
             limits.max_rounds,
         )
     warn_batch_norm_padding(spec, group.program.signature, runs[0].partition.sizes)

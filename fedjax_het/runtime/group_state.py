@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.algorithms.base import ServerStage
-from fedjax_het.core.client_loop import RoundSchedule, SkewedExamples
+from fedjax_het.core.client_loop import Examples, RoundSchedule, SkewedExamples
 from fedjax_het.core.evaluation import (
     ClientTestsShape,
     compute_client_tests_shape,
@@ -33,15 +33,16 @@ from fedjax_het.core.execution_plan import PER_BLOCK, PER_DEVICE
 from fedjax_het.core.rng import Stream, make_stream_key
 from fedjax_het.core.round_evaluation import CLIENT_LOSS_NAME
 from fedjax_het.core.round_inputs import ChunkInputs
-from fedjax_het.core.schedule import AdaptiveScheduler
+from fedjax_het.core.schedule import AdaptiveScheduler, round_up_size, with_example_rows
 from fedjax_het.core.state_paging import StatePager
+from fedjax_het.data import Dataset
 from fedjax_het.runtime.build import PreparedRun, RunGroup
 from fedjax_het.runtime.candidate_losses import CANDIDATE_LOSS_NAME, measure_candidate_losses
 from fedjax_het.runtime.history import VALIDATION_MEAN, Curves, EarlyStop, Timing
-from fedjax_het.runtime.placement import HOST_STATE
+from fedjax_het.runtime.placement import HOST_DATA, HOST_STATE
 from fedjax_het.runtime.progress import START, Progress
 from fedjax_het.runtime.resumable_rounds import LoopLayout, RoundProgress
-from fedjax_het.runtime.schedules import build_schedules
+from fedjax_het.runtime.schedules import build_schedules, place_schedules
 from fedjax_het.runtime.split_measures import (
     SplitMeasures,
     list_split_metrics,
@@ -49,13 +50,15 @@ from fedjax_het.runtime.split_measures import (
 )
 from fedjax_het.utils.arrays import fetch_to_host
 from fedjax_het.utils.errors import ConfigError
-from fedjax_het.utils.input_kinds import take_rows
+from fedjax_het.utils.input_kinds import map_arrays, take_rows
+from fedjax_het.utils.memory_maps import gather_rows
 from fedjax_het.utils.signals import defer_signals
 
 MAX_ROUNDS_PER_CHUNK = 16  # rounds per call of the compiled program, at most
 # Schedules of the rounds of a call take at most these bytes, unless one round alone takes more. The
-# limit also applies to client states that are moved to the devices and back for the call.
-MAX_SCHEDULE_BYTES = MAX_CLIENT_TABLE_BYTES = 2**26
+# limit also applies to client states that are moved to the devices and back for the call, and to
+# examples that are moved to the devices.
+MAX_SCHEDULE_BYTES = MAX_CLIENT_TABLE_BYTES = MAX_EXAMPLE_TABLE_BYTES = 2**26
 
 
 class ChunkLimits(NamedTuple):
@@ -64,16 +67,18 @@ class ChunkLimits(NamedTuple):
     Attributes:
       max_rounds: number of rounds.
       num_rows: number of client states on the devices.
+      num_examples: number of training examples on the devices.
       num_prefetch: number of calls whose inputs are made before they are due.
     """
 
     max_rounds: int
     num_rows: int
+    num_examples: int
     num_prefetch: int = 1
 
 
 def compute_chunk_limits(group: RunGroup, prepared_runs: Sequence[PreparedRun]) -> ChunkLimits:
-    """Return the most rounds for which schedules, and client states on the host, leave room.
+    """Return the most rounds for which schedules, client states and examples leave room.
 
     Args:
       group: the runs that share the programs.
@@ -86,7 +91,14 @@ def compute_chunk_limits(group: RunGroup, prepared_runs: Sequence[PreparedRun]) 
     names = [name for name in ("scheduler", "tuning_scheduler") if name in shapes]
     bytes_per_round = sum(shapes[name].num_bytes(spec.batch_size) for name in names)
     max_rounds = MAX_SCHEDULE_BYTES // (bytes_per_round * plan.max_parallel_runs)
-    num_prefetch, cohort_size = 2 if max_rounds else 1, 0
+    cohort_size = examples_per_round = 0
+    if group.client_data == HOST_DATA:
+        examples_per_round = plan.max_parallel_runs * max(
+            run.scheduler.max_cohort_examples for run in group.prepared_runs
+        )
+        table_bytes = examples_per_round * _count_example_bytes(prepared_runs[0].dataset)
+        max_rounds = min(max_rounds, MAX_EXAMPLE_TABLE_BYTES // max(1, table_bytes))
+    num_prefetch = 2 if max_rounds else 1
     if group.client_state == HOST_STATE:
         cohort_size = max(run.scheduler.cohort_size for run in prepared_runs)
         table_bytes = group.state_bytes * cohort_size * plan.num_parallel  # of one round
@@ -96,7 +108,16 @@ def compute_chunk_limits(group: RunGroup, prepared_runs: Sequence[PreparedRun]) 
     rounds = max(1, min(MAX_ROUNDS_PER_CHUNK, spec.rounds, max_rounds))
     num_clients = group.program.signature.evaluation.num_clients
     num_rows = min(num_clients, rounds * cohort_size) if cohort_size else num_clients
-    return ChunkLimits(rounds, num_rows, num_prefetch)
+    num_examples = len(prepared_runs[0].dataset.train_labels)
+    if group.client_data == HOST_DATA:  # padding of batches reads the first example
+        num_examples = min(num_examples, round_up_size(rounds * examples_per_round + 1))
+    return ChunkLimits(rounds, num_rows, num_examples, num_prefetch)
+
+
+def _count_example_bytes(dataset: Dataset) -> int:
+    """Return the bytes of one training example."""
+    arrays = jax.tree.leaves((dataset.train_inputs, dataset.train_labels))
+    return sum(array.nbytes // len(array) for array in arrays)
 
 
 class Snapshot(NamedTuple):
@@ -491,8 +512,13 @@ def _build_call_inputs(
         factors = [run.lr_factors[list(rounds)] for run in group_state.slots]
         return group.stack_slots([np.append(factor, padding) for factor in factors])
 
-    builders: dict[str, Callable[[], Any]] = {
-        "schedule": lambda: build("scheduler", rounds),
+    schedules = _plan_schedules(group_state, "scheduler", rounds, first_step_only=first_step_only)
+    builders: dict[str, Callable[[], Any]] = {}
+    if group.client_data == HOST_DATA:
+        schedules, positions = with_example_rows(schedules, limits.num_examples)
+        builders["examples"] = lambda: _place_examples(group_state, positions)
+    builders |= {
+        "schedule": lambda: place_schedules(schedules, group.program.plan),
         "lr_factors": build_lr_factors,
         "num_rounds": lambda: _place_num_rounds(group_state, len(rounds)),
         "tuning_schedule": lambda: build("tuning_scheduler", rounds),
@@ -513,6 +539,37 @@ def _place_num_rounds(group_state: GroupState, count: int) -> jax.Array:
     return plan.put(np.int32(count) * is_used, PER_DEVICE)
 
 
+def _place_examples(group_state: GroupState, positions: np.ndarray) -> Examples:
+    """Return the table of training examples of a call, on the devices; its end is padding."""
+    dataset, num_rows = group_state.prepared_runs[0].dataset, group_state.limits.num_examples
+
+    def pad_rows(array: np.ndarray) -> np.ndarray:
+        table = np.zeros((num_rows, *array.shape[1:]), array.dtype)
+        table[: len(array)] = array
+        return table
+
+    inputs = map_arrays(pad_rows, gather_rows(dataset.train_inputs, positions))
+    labels = pad_rows(dataset.train_labels[positions])
+    return group_state.group.program.plan.put(Examples(inputs, labels))
+
+
+def _plan_schedules(
+    group_state: GroupState, name: str, rounds: range, *, first_step_only: bool = False
+) -> list[RoundSchedule]:
+    """Return the rounds of a call as the scheduler `name` of every slot plans them, on the host."""
+    group, limits = group_state.group, group_state.limits
+    is_paged = group_state.has_paged_states and name == "scheduler"
+    return build_schedules(
+        [getattr(run, name) for run in group_state.slots],
+        rounds,
+        group.shapes[name],
+        group.program.plan,
+        capacity=1 if name == "diagnostics_scheduler" else limits.max_rounds,
+        num_rows=limits.num_rows if is_paged else None,
+        first_step_only=first_step_only,
+    )
+
+
 def _build_schedules(
     group_state: GroupState, name: str, rounds: range | None, *, first_step_only: bool = False
 ) -> RoundSchedule:
@@ -521,16 +578,10 @@ def _build_schedules(
     Without `rounds` the scheduler plans a single round that serves whenever it is due, without an
     axis of rounds.
     """
-    group, limits = group_state.group, group_state.limits
-    is_paged = group_state.has_paged_states and name == "scheduler"
-    schedules = build_schedules(
-        [getattr(run, name) for run in group_state.slots],
-        rounds or range(1),
-        group.shapes[name],
+    group = group_state.group
+    schedules = place_schedules(
+        _plan_schedules(group_state, name, rounds or range(1), first_step_only=first_step_only),
         group.program.plan,
-        capacity=1 if rounds is None else limits.max_rounds,
-        num_rows=limits.num_rows if is_paged else None,
-        first_step_only=first_step_only,
     )
     if rounds is not None:
         return schedules

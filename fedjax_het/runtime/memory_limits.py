@@ -30,7 +30,7 @@ from fedjax_het.nn import Model
 from fedjax_het.nn.micro_batch import choose_micro_batch_size
 from fedjax_het.nn.model import USER_NETWORK
 from fedjax_het.runtime.compiled_programs import CompiledPrograms
-from fedjax_het.runtime.placement import HOST_STATE, SPLIT_STATE, Placement
+from fedjax_het.runtime.placement import HOST_DATA, HOST_STATE, SPLIT_STATE, Placement
 from fedjax_het.runtime.signature import Signature, to_items
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.errors import ConfigError, display_name, summarize_error
@@ -134,6 +134,7 @@ def require_memory_for_settings(
     signature: Signature,
     placement: Placement,
     devices: Sequence[jax.Device],
+    client_data: str,
 ) -> None:
     """Check the settings, before a partition is made, a lane is timed or an example is placed.
 
@@ -143,6 +144,7 @@ def require_memory_for_settings(
       signature: the static choices of the runs.
       placement: the bytes that may be used.
       devices: the devices.
+      client_data: the place of the clients' training examples.
 
     Raises:
       InsufficientMemoryError: if not even one run fits, in one lane.
@@ -158,6 +160,8 @@ def require_memory_for_settings(
     ]
     available_bytes = placement.memory or total_free_bytes(devices)
     device_items = list_device_items(spec, dataset, signature, devices, available_bytes)
+    if client_data == HOST_DATA:
+        device_items = [item for item in device_items if item.setting != "dataset"]
     _require_host_and_device_memory(host_items, device_items, placement, devices)
 
 

@@ -25,6 +25,7 @@ from fedjax_het.core.contract_checks import without_trace_frames
 from fedjax_het.core.execution_plan import LANES_AXIS, RUNS_AXIS, ExecutionPlan, make_execution_plan
 from fedjax_het.core.memory import usable_free_bytes
 from fedjax_het.core.schedule import Scheduler, compute_cohort_size
+from fedjax_het.data import Dataset
 from fedjax_het.nn import count_training_flops
 from fedjax_het.runtime.compiled_programs import CompiledPrograms
 from fedjax_het.runtime.device_report import describe_environment
@@ -32,11 +33,15 @@ from fedjax_het.runtime.signature import Signature, to_items
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.config import Bounds, validate_fields
 from fedjax_het.utils.errors import require, require_name
+from fedjax_het.utils.memory_maps import is_memory_mapped
 
 AUTO = "auto"
 # Places of the states of all clients: all on each device, a part on each, or on the host.
 DEVICE_STATE, SPLIT_STATE, HOST_STATE = "device", "split", "host"
 CLIENT_STATES = (AUTO, DEVICE_STATE, SPLIT_STATE, HOST_STATE)
+# Places of the clients' training examples: all on each device, or on the host.
+DEVICE_DATA, HOST_DATA = "device", "host"
+CLIENT_DATA = (AUTO, DEVICE_DATA, HOST_DATA)
 # The server's work on devices that share a run: each a part of it, or each all of it.
 SHARDED_SERVER, REPLICATED_SERVER = "shared", "alone"
 SERVER_WORKS = (AUTO, SHARDED_SERVER, REPLICATED_SERVER)
@@ -76,6 +81,10 @@ class Placement:
         and "host" need a method whose server does not read client states; results are bit-equal.
         "auto" splits states over accelerators if all states take more than 1/8 of a device's
         memory. It puts them on the host on CPUs or if the parts are too large.
+      client_data: the place of the clients' training examples. With "device" each device holds all
+        examples, with "host" the examples of the next rounds' clients, which a thread reads in
+        advance. "auto" is "host" for inputs that are mapped into memory from a file, as far as the
+        run allows it. Results are bit-equal.
       memory: bytes on each device that runs may use; None for all free bytes.
 
     Raises:
@@ -95,6 +104,7 @@ class Placement:
     width: Count | Literal["auto"] = "auto"
     server_work: str = AUTO
     client_state: str = AUTO
+    client_data: str = AUTO
     memory: Annotated[int, Bounds(1, 2**60)] | None = None
 
     def __post_init__(self) -> None:
@@ -103,6 +113,7 @@ class Placement:
         require_name("spread", self.spread, SPREADS)
         require_name("server_work", self.server_work, SERVER_WORKS)
         require_name("client_state", self.client_state, CLIENT_STATES)
+        require_name("client_data", self.client_data, CLIENT_DATA)
         is_empty = isinstance(self.devices, Sequence) and not self.devices
         require(not is_empty, "devices", self.devices, "at least one device, or None for all")
 
@@ -394,6 +405,47 @@ def compute_client_state_bytes(program: CompiledPrograms, spec: ResolvedRunSpec)
     with without_trace_frames():
         state = jax.eval_shape(lambda hp, key: init(hp, key, model.init(key), 1), hp, key)
     return num_bytes(state.clients)
+
+
+def choose_client_data(
+    placement: Placement,
+    spec: ResolvedRunSpec,
+    dataset: Dataset,
+    signature: Signature,
+    algorithm: Algorithm,
+) -> str:
+    """Choose the place of the clients' training examples: on each device, or on the host.
+
+    Args:
+      placement: the choice of the user.
+      spec: the settings of one of the runs.
+      dataset: the data set.
+      signature: the static choices of the runs.
+      algorithm: the method.
+
+    Returns:
+      "device" or "host".
+
+    Raises:
+      ConfigError: if the run needs all examples at once, and the user chose the host.
+    """
+    readers = {
+        f"method {spec.algorithm}": algorithm.fine_tuning is not None
+        or algorithm.trains_on_server_data
+        or bool(algorithm.round_inputs),
+        "skew of labels or images": signature.has_skew,
+        "validation": spec.validation is not None,
+        "held_out_clients": spec.held_out_clients is not None,
+        "gradient_gaps": bool(spec.gradient_gaps),
+        "selection of clients by losses": signature.evaluation.records_client_losses,
+    }
+    reader = next((name for name, needs_all in readers.items() if needs_all), "")
+    if placement.client_data == HOST_DATA:
+        expected = f"'device' or 'auto': {reader} needs all training examples at once"
+        require(not reader, "client_data", placement.client_data, expected)
+    if placement.client_data != AUTO:
+        return placement.client_data
+    return HOST_DATA if is_memory_mapped(dataset.train_inputs) and not reader else DEVICE_DATA
 
 
 def choose_client_state(

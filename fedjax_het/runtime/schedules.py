@@ -247,8 +247,8 @@ def build_schedules(
     capacity: int,
     num_rows: int | None,
     first_step_only: bool,
-) -> RoundSchedule:
-    """Return the rounds of a call on the devices.
+) -> list[RoundSchedule]:
+    """Return the rounds of a call of every slot, on the host.
 
     Args:
       schedulers: the scheduler of every slot of the plan.
@@ -260,7 +260,7 @@ def build_schedules(
       first_step_only: whether only the first step of every lane is planned.
 
     Returns:
-      Schedules `[capacity, ...]`, with a leading axis of runs where runs are parallel.
+      Schedules `[capacity, ...]` of the slots.
     """
     schedules = []
     for first in range(0, len(schedulers), plan.num_parallel):
@@ -271,6 +271,19 @@ def build_schedules(
         for i, (schedule, scheduler) in enumerate(zip(schedules, schedulers, strict=True)):
             work_ids = scheduler.trained_work_ids(np.unique(schedule.round))
             schedules[i] = with_state_rows(schedule, work_ids, num_rows)
+    return schedules
+
+
+def place_schedules(schedules: Sequence[RoundSchedule], plan: ExecutionPlan) -> RoundSchedule:
+    """Return the rounds of a call on the devices.
+
+    Args:
+      schedules: the rounds of every slot of the plan, on the host.
+      plan: the devices, and the lanes on them.
+
+    Returns:
+      Schedules `[capacity, ...]`, with a leading axis of runs where runs are parallel.
+    """
     if plan.mesh_axis != RUNS_AXIS:
         return plan.put(schedules[0])
     stacked = [

@@ -161,6 +161,8 @@ def assign_skews(
       ConfigError: if the images cannot be transformed, and for label skews of clients that share
         examples, since an example has one label.
     """
+    if not skews:
+        return None, ClientSkews((), None)
     num_classes, shape = dataset.num_classes, dataset.input_shape
     clients = [partition.client_indices(k) for k in range(partition.num_clients)]
     classes = np.arange(num_classes, dtype=np.int32)

@@ -23,6 +23,7 @@ import numpy as np
 
 from fedjax_het.utils.arrays import AnyArray, save_arrays
 from fedjax_het.utils.errors import ConfigError, make_value_error
+from fedjax_het.utils.memory_maps import iter_blocks
 
 STALE_SECONDS = 86_400
 """Age in seconds from which a temporary file has no owner."""
@@ -252,9 +253,10 @@ def digest_arrays(arrays: Mapping[str, np.ndarray], meta: Mapping | None = None)
     sha = hashlib.sha256(json.dumps(dict(meta or {}), sort_keys=True).encode())
     for name in sorted(arrays):
         array = np.asarray(arrays[name])
-        array = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
-        sha.update(f"|{name}:{array.dtype.str}:{array.shape}|".encode())
-        sha.update(np.ascontiguousarray(array).data)
+        dtype = array.dtype.newbyteorder("<")
+        sha.update(f"|{name}:{dtype.str}:{array.shape}|".encode())
+        for block in iter_blocks(np.atleast_1d(array)):
+            sha.update(np.ascontiguousarray(block, dtype).data)
     return sha.hexdigest()
 
 

@@ -280,6 +280,8 @@ def test_inputs_of_several_arrays(tmp_path):
     assert list(folder.rglob("*.npz"))
     resumed = simulate(MIXED_SPEC, dataset=dataset, output_dir=folder, resume=True)
     assert_results_equal(resumed, result)
+    paged = simulate(MIXED_SPEC, dataset=dataset, placement=Placement(client_data="host"))
+    assert_results_equal(paged, result)
     lanes = simulate(MIXED_SPEC, dataset=dataset, placement=Placement(lanes=3))
     np.testing.assert_allclose(lanes.metrics["test_loss"], result.metrics["test_loss"], atol=1e-5)
     assert make_mixed_dataset().digest() == dataset.digest()
