@@ -1,13 +1,14 @@
-"""Measure the cost of a round and the memory with 100, 1,000 and 10,000 clients and equal cohorts.
+"""Measure rounds per second, host time and memory with 1,000, 10,000 and 100,000 clients.
 
     python experiments/scale.py
-    python experiments/scale.py --methods scaffold --client-state device --clients 100 1000
+    python experiments/scale.py --methods scaffold --client-state host --clients 1000 10000
 
-Images are random with CIFAR-10's shape. Every client holds 50 of 50,000 images, so that the data
-have the same size for any number of clients. Every case is a process of its own, since peak memory
-never falls, and makes a whole run; cases alternate. Times are of consecutive chunks of rounds,
-without the first chunk and chunks with an evaluation. The tables show medians and the fastest
-chunks, which other programs disturbed least.
+Every client holds 20 images of its own, random ones of MNIST's shape, which a memory map reads from
+a file. All cases have equal cohorts. Every case is a process of its own, since peak memory never
+falls, and makes a whole run; cases alternate. Times are of consecutive chunks of rounds, without
+the first chunk and chunks with an evaluation. The tables show medians and the fastest chunks, which
+other programs disturbed least. Host time is processor time that makes the schedules, reads the
+examples and moves the clients' states, in any thread.
 """
 
 import itertools
@@ -17,9 +18,12 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,31 +33,37 @@ from fedjax_het.papers.programs import make_config_program
 from fedjax_het.runtime.data_assignment import UserObjects
 from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.errors import ConfigError, require, require_name
+from fedjax_het.utils.memory_maps import release_pages
 
-IMAGE_SHAPE, NUM_TRAIN, NUM_TEST, EXAMPLES_PER_CLIENT = (32, 32, 3), 50_000, 500, 50
+IMAGE_SHAPE, NUM_TEST = (28, 28, 1), 500
+_ROWS_AT_ONCE = 50_000
 
 
 @dataclass
 class Arguments:
-    """Measure rounds per second and peak memory by number of clients."""
+    """Measure rounds per second, host time and peak memory by number of clients."""
 
     methods: tuple[str, ...] = ("fedavg", "scaffold")
-    model: str = "fsl_cnn"
-    clients: tuple[PositiveInt, ...] = (100, 1000, 10_000)
+    model: str = "cnn"
+    clients: tuple[PositiveInt, ...] = (1000, 10_000, 100_000)
+    examples: PositiveInt = 20
+    """Number of training examples of each client."""
     sampled: PositiveInt = 10
     """Number of clients that train in each round."""
     rounds: PositiveInt = 60
     turns: PositiveInt = 3
     """Number of runs of each case."""
-    client_state: Literal["host", "device", "auto"] = "host"
-    """Memory of the clients' states: host, device or auto."""
-    alone: bool = False
-    """Run one case in this process, once; print it as JSON."""
+    client_state: Literal["host", "disk", "device", "auto"] = "host"
+    """Place of the clients' states: host, disk, device or auto."""
+    folder: Path = Path(tempfile.gettempdir())
+    """Folder of the temporary file of images, 0.8 kB for each."""
+    alone: Path | None = None
+    """File of images of the one case that runs in this process, once; print it as JSON."""
 
 
 def run_benchmark(arguments: Arguments) -> int:
     """Run one case in this process, or compare all cases; return the exit status, 0."""
-    return run_case(arguments) if arguments.alone else compare_cases(arguments)
+    return compare_cases(arguments) if arguments.alone is None else run_case(arguments)
 
 
 def compare_cases(arguments: Arguments) -> int:
@@ -76,30 +86,46 @@ def compare_cases(arguments: Arguments) -> int:
     require(is_valid, "clients", arguments.clients, f"at least {arguments.sampled} each")
     require(arguments.rounds >= 20, "rounds", arguments.rounds, "a whole number >= 20")
     print(
-        f"{arguments.model}, {arguments.sampled} clients of {EXAMPLES_PER_CLIENT} images a round, batch 10, one epoch; "
+        f"{arguments.model}, {arguments.sampled} clients of {arguments.examples} images a round, batch 10, one epoch; "
         f"{count_available_cores()} cores, load {os.getloadavg()[0]:.1f} before"
     )
-    for method in arguments.methods:
-        cases: dict[int, list[dict]] = {num_clients: [] for num_clients in arguments.clients}
-        for _ in range(arguments.turns):
-            for num_clients in arguments.clients:
-                cases[num_clients].append(run_in_subprocess(arguments, method, num_clients))
-        print_cases(method, cases)
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        path = Path(folder) / "images.npy"
+        write_images(path, max(arguments.clients) * arguments.examples)
+        for method in arguments.methods:
+            cases: dict[int, list[dict]] = {num_clients: [] for num_clients in arguments.clients}
+            for _ in range(arguments.turns):
+                for num_clients in arguments.clients:
+                    case = run_in_subprocess(arguments, method, num_clients, path)
+                    cases[num_clients].append(case)
+            print_cases(method, cases)
     return 0
 
 
-def run_in_subprocess(arguments: Arguments, method: str, num_clients: int) -> dict:
+def write_images(path: Path, count: int) -> None:
+    """Write random images to a file, a part at a time."""
+    images = np.lib.format.open_memmap(path, "w+", np.uint8, (count, *IMAGE_SHAPE))
+    rng = np.random.default_rng(0)
+    for first in range(0, count, _ROWS_AT_ONCE):
+        part = images[first : first + _ROWS_AT_ONCE]
+        part[...] = rng.integers(0, 256, part.shape, np.uint8)
+        release_pages(images)  # the processes of the cases would begin with their memory
+
+
+def run_in_subprocess(arguments: Arguments, method: str, num_clients: int, path: Path) -> dict:
     """Run one case in a process of its own and return its record."""
     settings = {
         "methods": method,
         "model": arguments.model,
         "clients": num_clients,
+        "examples": arguments.examples,
         "sampled": arguments.sampled,
         "rounds": arguments.rounds,
         "client-state": arguments.client_state,
+        "alone": path,
     }
     cli_arguments = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    command = [sys.executable, __file__, *cli_arguments, "--alone"]
+    command = [sys.executable, __file__, *cli_arguments]
     process = subprocess.run(command, capture_output=True, text=True)
     if process.returncode:
         raise ConfigError(f"{method} with {num_clients} clients failed:\n{process.stderr[-2000:]}")
@@ -109,20 +135,21 @@ def run_in_subprocess(arguments: Arguments, method: str, num_clients: int) -> di
 def run_case(arguments: Arguments) -> int:
     """Make one run and print the times of its chunks and its memory as JSON; return 0."""
     from fedjax_het import Placement, dataset_from_arrays
-    from fedjax_het.data import partition_from_clients
     from fedjax_het.runtime.build import prepare_group
     from fedjax_het.runtime.checkpointing import CheckpointWriter
     from fedjax_het.runtime.group_init import init_group
     from fedjax_het.runtime.runner import advance_runs, start_runs
 
     (method,), (num_clients,) = arguments.methods, arguments.clients
-    random = np.random.default_rng(0)
-    pixels = random.integers(0, 256, (NUM_TRAIN + NUM_TEST, *IMAGE_SHAPE), np.uint8)
-    labels = random.integers(0, 10, NUM_TRAIN + NUM_TEST, np.int32)
-    split = pixels[:NUM_TRAIN], labels[:NUM_TRAIN], pixels[NUM_TRAIN:], labels[NUM_TRAIN:]
-    dataset = dataset_from_arrays(*split, num_classes=10, mean=(0.5,) * 3, std=(0.29,) * 3)
-    clients = [random.choice(NUM_TRAIN, EXAMPLES_PER_CLIENT) for _ in range(num_clients)]
-    partition = partition_from_clients(clients)
+    num_examples, random = num_clients * arguments.examples, np.random.default_rng(0)
+    assert arguments.alone is not None
+    images = np.load(arguments.alone, mmap_mode="r")[:num_examples]
+    labels = random.integers(0, 10, num_examples + NUM_TEST, np.int32)
+    test_images = random.integers(0, 256, (NUM_TEST, *IMAGE_SHAPE), np.uint8)
+    start_time = time.perf_counter()
+    dataset = dataset_from_arrays(
+        *(images, labels[:num_examples], test_images, labels[num_examples:]), num_classes=10
+    )
     spec = RunSpec(
         method,
         "user",
@@ -137,9 +164,9 @@ def run_case(arguments: Arguments) -> int:
         rounds=arguments.rounds,
         eval_every=arguments.rounds,
     )
-    start_time = time.perf_counter()
     placement = Placement(lanes=1, client_state=arguments.client_state)
-    group = prepare_group([spec], UserObjects(dataset, partition=partition), placement=placement)
+    group = prepare_group([spec], UserObjects(dataset), placement=placement)
+    assert group.client_data == "host"
     chunk_end_times = []
 
     def record_time(progress):
@@ -148,6 +175,9 @@ def run_case(arguments: Arguments) -> int:
     runs = init_group(group, group.prepared_runs, progress=record_time)
     start_runs(runs, CheckpointWriter())
     ready_time = time.perf_counter()
+    host_seconds: list[float] = []
+    for name in ("build_chunk_inputs", "load_client_states", "store_client_states"):
+        setattr(runs, name, add_cpu_time(getattr(runs, name), host_seconds))
     list(advance_runs(runs, CheckpointWriter()))
     chunk_durations = [
         (next_end[0] - previous_end[0], next_end[1] - previous_end[1])
@@ -157,6 +187,7 @@ def run_case(arguments: Arguments) -> int:
     bytes_each = group.state_bytes
     record = {
         "seconds": [seconds / rounds for rounds, seconds in chunk_durations for _ in range(rounds)],
+        "host": sum(host_seconds) / arguments.rounds,
         "start": ready_time - start_time,
         "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "states": bytes_each * num_clients,
@@ -166,22 +197,35 @@ def run_case(arguments: Arguments) -> int:
     return 0
 
 
+def add_cpu_time(function: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
+    """Return a function that appends the processor time of its thread to a list."""
+
+    def timed(*args: Any) -> Any:
+        start = time.thread_time()
+        result = function(*args)
+        seconds.append(time.thread_time() - start)
+        return result
+
+    return timed
+
+
 def print_cases(method: str, cases: dict[int, list[dict]]) -> None:
     """Print the results of a method, and the spread of the rates over the numbers of clients."""
     first = next(iter(cases.values()))[0]
     print(f"{method}, client states: {first['where']}")
     rates, fastest_rates = [], []
     for num_clients, runs in cases.items():
-        medians = [statistics.median(run["seconds"]) for run in runs]
-        median_seconds = statistics.median(medians)
+        median = {
+            name: statistics.median(run[name] for run in runs) for name in ("host", "peak", "start")
+        }
+        median_seconds = statistics.median(statistics.median(run["seconds"]) for run in runs)
         rates.append(1 / median_seconds)
         fastest_rates.append(1 / min(min(run["seconds"]) for run in runs))
-        peak = statistics.median(run["peak"] for run in runs)
         print(
-            f"  {num_clients:6,} clients  {1 / median_seconds:7.2f} rounds/s ({rates[-1] / rates[0]:.2f} of the "
+            f"  {num_clients:7,} clients  {rates[-1]:6.2f} rounds/s ({rates[-1] / rates[0]:.2f} of the "
             f"first), fastest {fastest_rates[-1]:6.2f} ({fastest_rates[-1] / fastest_rates[0]:.2f})  "
-            f"peak {peak / 1e9:5.2f} GB, all states {runs[0]['states'] / 1e9:5.2f} GB  "
-            f"start {statistics.median(run['start'] for run in runs):.1f} s"
+            f"host {1000 * median['host']:4.1f} ms a round  peak {median['peak'] / 1e9:4.2f} GB, "
+            f"all states {runs[0]['states'] / 1e9:6.2f} GB  start {median['start']:.1f} s"
         )
     spans = [max(case_rates) / min(case_rates) - 1 for case_rates in (rates, fastest_rates)]
     print(f"  flat within {spans[0]:.0%}, of the fastest rounds within {spans[1]:.0%}")

@@ -132,9 +132,9 @@ class CommonOptions:
     """Distribution of the server's computation over the devices of a federation: shared, alone
     (every device computes all of it) or auto (the faster of the two). It affects speed only."""
     client_state: str = "auto"
-    """Storage of the clients' states: device, split (a part on each device of the federation), host
-    or auto (split or host if the states do not fit on a device). With host, only the states of the
-    next rounds' clients are on the devices. It affects memory only."""
+    """Storage of the clients' states: device, split (a part on each device of the federation),
+    host, disk or auto (another place if the states do not fit on a device). With host and disk,
+    only the states of the next rounds' clients are on the devices. It affects memory only."""
     client_data: str = "auto"
     """Storage of the clients' training examples: device, host (only the examples of the next
     rounds' clients are on the devices) or auto. It affects memory and speed only."""

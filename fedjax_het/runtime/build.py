@@ -136,7 +136,7 @@ class RunGroup:
       prepared_runs: the runs.
       lane_choice: the number of lanes, and how it was chosen.
       initial_model: the model that all runs begin with, if it is read from a file.
-      client_state: the place of client states: "device", "split" or "host".
+      client_state: the place of client states: "device", "split", "host" or "disk".
       client_data: the place of the clients' training examples: "device" or "host".
       state_bytes: bytes of the state that one client has between rounds; 0 without a state.
       probe_seconds: seconds of the measurements that chose the lanes.

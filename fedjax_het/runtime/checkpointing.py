@@ -53,6 +53,7 @@ from fedjax_het.utils.arrays import (
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.former_names import make_former_path
 from fedjax_het.utils.io import DamagedFileError, read_npz, remove_stale_files, write_npz
+from fedjax_het.utils.memory_maps import iter_blocks
 from fedjax_het.utils.text import to_one_line
 
 CHECKPOINT_SECONDS = 20.0
@@ -76,6 +77,7 @@ _YOUNG_DIGESTS = ("class_names_digest",)
 # Values of `describe_environment` in the checkpoints of all versions.
 _ENVIRONMENT_FIELDS = (*IDENTITY_FIELDS, "jax", "jaxlib")
 _Count = Annotated[int, config.Bounds(0, 2**63)]
+_MAX_READ_BYTES = 2**28  # of the states of clients in a checkpoint; larger ones are mapped
 
 log = logging.getLogger("fedjax_het")
 
@@ -485,11 +487,16 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
       DamagedFileError: if the file is not as it was written.
     """
     try:
-        arrays, record = read_npz(path)
+        arrays, record = read_npz(path, is_mapped=_is_too_large_to_read)
         return record, decode_arrays(arrays)
     except Exception as error:  # of arbitrary bytes
         reason = str(error) if isinstance(error, DamagedFileError) else type(error).__name__
         raise _make_damaged_error(path, reason) from error
+
+
+def _is_too_large_to_read(name: str, num_bytes: int) -> bool:
+    """Return whether an array has the states of clients that may not fit in memory."""
+    return ".clients" in name and num_bytes > _MAX_READ_BYTES
 
 
 def load_checkpoint(path: Path, template: Tree, arrays: dict[str, Any] | None = None) -> Tree:
@@ -546,7 +553,9 @@ def _list_nonfinite(arrays: dict[str, Any]) -> list[str]:
         for name, leaf in arrays.items()
         if not is_prng_key(leaf)
         and jnp.issubdtype(leaf.dtype, jnp.inexact)
-        and not np.isfinite(to_numpy_bits(leaf)).all()
+        and not all(
+            np.isfinite(block).all() for block in iter_blocks(np.atleast_1d(to_numpy_bits(leaf)))
+        )
     ]
 
 

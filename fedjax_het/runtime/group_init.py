@@ -23,7 +23,7 @@ from fedjax_het.runtime.candidate_losses import make_candidate_curves
 from fedjax_het.runtime.compiled_programs import CompiledPrograms
 from fedjax_het.runtime.group_state import GroupState, build_run_inputs, compute_chunk_limits
 from fedjax_het.runtime.history import Timing, build_curves
-from fedjax_het.runtime.placement import HOST_DATA
+from fedjax_het.runtime.placement import DISK_STATE, HOST_DATA
 from fedjax_het.runtime.progress import Progress
 from fedjax_het.runtime.resumable_rounds import is_long_round, trace_loop_layout
 from fedjax_het.runtime.schedules import compute_traffic
@@ -165,7 +165,8 @@ def init_states(group_state: GroupState) -> None:
     state = group.program.init(1 if group_state.has_paged_states else num_rows, *arguments)
     if group_state.has_paged_states:
         schedulers = [run.scheduler for run in slots]
-        group_state.pager = StatePager(plan, schedulers, state.clients, num_rows)
+        on_disk = group.client_state == DISK_STATE
+        group_state.pager = StatePager(plan, schedulers, state.clients, num_rows, on_disk=on_disk)
         state = state._replace(clients=())
     group_state.update(state=state if group.runs_parallel else plan.map_state(state, plan.put))
 
@@ -185,7 +186,8 @@ def log_run_header(group_state: GroupState) -> None:
     )
     if group_state.has_paged_states:
         log.info(
-            "client states: on the host; the devices hold the states of %d clients for %d rounds",
+            "client states: on %s; the devices hold the states of %d clients for %d rounds",
+            "disk" if group.client_state == DISK_STATE else "the host",
             limits.num_rows,
             limits.max_rounds,
         )

@@ -39,7 +39,7 @@ from fedjax_het.data import Dataset
 from fedjax_het.runtime.build import PreparedRun, RunGroup
 from fedjax_het.runtime.candidate_losses import CANDIDATE_LOSS_NAME, measure_candidate_losses
 from fedjax_het.runtime.history import VALIDATION_MEAN, Curves, EarlyStop, Timing
-from fedjax_het.runtime.placement import HOST_DATA, HOST_STATE
+from fedjax_het.runtime.placement import HOST_DATA, PAGED_STATES
 from fedjax_het.runtime.progress import START, Progress
 from fedjax_het.runtime.resumable_rounds import LoopLayout, RoundProgress
 from fedjax_het.runtime.schedules import build_schedules, place_schedules
@@ -99,7 +99,7 @@ def compute_chunk_limits(group: RunGroup, prepared_runs: Sequence[PreparedRun]) 
         table_bytes = examples_per_round * _count_example_bytes(prepared_runs[0].dataset)
         max_rounds = min(max_rounds, MAX_EXAMPLE_TABLE_BYTES // max(1, table_bytes))
     num_prefetch = 2 if max_rounds else 1
-    if group.client_state == HOST_STATE:
+    if group.client_state in PAGED_STATES:
         cohort_size = max(run.scheduler.cohort_size for run in prepared_runs)
         table_bytes = group.state_bytes * cohort_size * plan.num_parallel  # of one round
         max_rounds = min(max_rounds, MAX_CLIENT_TABLE_BYTES // table_bytes)
@@ -308,8 +308,8 @@ class GroupState:
 
     @property
     def has_paged_states(self) -> bool:
-        """Whether client states are on the host."""
-        return self.group.client_state == HOST_STATE
+        """Whether client states are on the host or on disk."""
+        return self.group.client_state in PAGED_STATES
 
     @property
     def shards_server_stages(self) -> bool:
@@ -416,6 +416,17 @@ class GroupState:
                 state = self.state._replace(clients=())  # makes room
                 self.update(state=None)
                 self.update(state=state._replace(clients=self.pager.load_table(rounds)))
+
+    def prefetch_client_states(self, first: int, count: int) -> None:
+        """Begin to read the states of the clients of the next rounds, if they are on disk.
+
+        Args:
+          first: the first round.
+          count: number of rounds; fewer are left at the end.
+        """
+        is_planned = first < self.total_rounds and self.limits.num_prefetch > 0
+        if self.pager is not None and is_planned:
+            self.pager.prefetch(range(first, min(first + count, self.total_rounds)))
 
     def store_client_states(self, clients: Any, rounds: Sequence[int]) -> None:
         """Copy the states of the clients of these rounds to the host, if they belong there.

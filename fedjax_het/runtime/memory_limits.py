@@ -8,6 +8,8 @@ A lower bound refuses no run that would fit.
 import contextlib
 import math
 import re
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,7 +32,14 @@ from fedjax_het.nn import Model
 from fedjax_het.nn.micro_batch import choose_micro_batch_size
 from fedjax_het.nn.model import USER_NETWORK
 from fedjax_het.runtime.compiled_programs import CompiledPrograms
-from fedjax_het.runtime.placement import HOST_DATA, HOST_STATE, SPLIT_STATE, Placement
+from fedjax_het.runtime.placement import (
+    DISK_STATE,
+    HOST_DATA,
+    HOST_STATE,
+    PAGED_STATES,
+    SPLIT_STATE,
+    Placement,
+)
 from fedjax_het.runtime.signature import Signature, to_items
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.errors import ConfigError, display_name, summarize_error
@@ -268,9 +277,15 @@ def require_memory_for_plan(
     host_items = [schedule._replace(num_bytes=2 * schedule_bytes)]  # as it is made, and stacked
     if state_bytes:
         states = MemoryItem("num_clients", num_clients, "the states of clients", 0)
-        if client_state == HOST_STATE:
+        if client_state in PAGED_STATES:
             num_trained = len(schedulers[0].trained_work_ids(range(spec.rounds)))
-            host_items.append(states._replace(num_bytes=num_trained * state_bytes))
+            states = states._replace(num_bytes=num_trained * state_bytes)
+        if client_state == HOST_STATE:
+            host_items.append(states._replace(alternative="client_state='disk'"))
+        elif client_state == DISK_STATE:
+            folder = tempfile.gettempdir()
+            free_bytes = shutil.disk_usage(folder).free
+            require_memory([states], free_bytes, f"are free in the folder {folder}")
         else:
             alternative = "client_state='host'" if program.algorithm.can_page_state else ""
             num_rows = num_clients // (len(devices) if client_state == SPLIT_STATE else 1)

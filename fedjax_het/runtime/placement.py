@@ -23,7 +23,7 @@ from fedjax_het.core.autotune import (
 )
 from fedjax_het.core.contract_checks import without_trace_frames
 from fedjax_het.core.execution_plan import LANES_AXIS, RUNS_AXIS, ExecutionPlan, make_execution_plan
-from fedjax_het.core.memory import usable_free_bytes
+from fedjax_het.core.memory import free_host_bytes, min_over_processes, usable_free_bytes
 from fedjax_het.core.schedule import Scheduler, compute_cohort_size
 from fedjax_het.data import Dataset
 from fedjax_het.nn import count_training_flops
@@ -36,9 +36,10 @@ from fedjax_het.utils.errors import require, require_name
 from fedjax_het.utils.memory_maps import is_memory_mapped
 
 AUTO = "auto"
-# Places of the states of all clients: all on each device, a part on each, or on the host.
-DEVICE_STATE, SPLIT_STATE, HOST_STATE = "device", "split", "host"
-CLIENT_STATES = (AUTO, DEVICE_STATE, SPLIT_STATE, HOST_STATE)
+# Places of the states of all clients: all on each device, a part on each, on the host, or on disk.
+DEVICE_STATE, SPLIT_STATE, HOST_STATE, DISK_STATE = "device", "split", "host", "disk"
+PAGED_STATES = (HOST_STATE, DISK_STATE)
+CLIENT_STATES = (AUTO, DEVICE_STATE, SPLIT_STATE, *PAGED_STATES)
 # Places of the clients' training examples: all on each device, or on the host.
 DEVICE_DATA, HOST_DATA = "device", "host"
 CLIENT_DATA = (AUTO, DEVICE_DATA, HOST_DATA)
@@ -77,10 +78,13 @@ class Placement:
         over the devices of a run. "shared" gives each device a part of every batch, "alone" gives
         each device the whole batch, and "auto" chooses the faster distribution.
       client_state: the place of the states of all clients. With "device" each device holds all
-        states, with "split" a part, and with "host" the states of the next rounds' clients. "split"
-        and "host" need a method whose server does not read client states; results are bit-equal.
-        "auto" splits states over accelerators if all states take more than 1/8 of a device's
-        memory. It puts them on the host on CPUs or if the parts are too large.
+        states, with "split" a part, and with "host" and "disk" the states of the next rounds'
+        clients. "disk" stores the other states in a temporary file in the folder of the
+        environment variable TMPDIR. All but "device" need a method whose server does not read
+        client states; results are bit-equal. "auto" splits states over accelerators if all states
+        take more than 1/8 of a device's memory. It puts them on the host on CPUs or if the parts
+        are too large, and on disk if the states of the clients that train take more than half of
+        the host's free memory.
       client_data: the place of the clients' training examples. With "device" each device holds all
         examples, with "host" the examples of the next rounds' clients, which a thread reads in
         advance. "auto" is "host" for inputs that are mapped into memory from a file, as far as the
@@ -451,7 +455,7 @@ def choose_client_data(
 def choose_client_state(
     placement: Placement, program: CompiledPrograms, spec: ResolvedRunSpec, state_bytes: int
 ) -> str:
-    """Choose the place of client states: on each device, a part on each, or on the host.
+    """Choose the place of client states: on each device, a part on each, on the host, or on disk.
 
     Args:
       placement: the choice of the user.
@@ -460,7 +464,7 @@ def choose_client_state(
       state_bytes: bytes of the state of one client, see `compute_client_state_bytes`.
 
     Returns:
-      "device", "split" or "host".
+      "device", "split", "host" or "disk".
 
     Raises:
       ConfigError: if the method or the number of clients does not allow the user's choice.
@@ -483,8 +487,8 @@ def choose_client_state(
         expected += f" (now {num_clients})"
         require(can_split or num_devices == 1, "client_state", requested, expected)
         return SPLIT_STATE if can_split else DEVICE_STATE  # one device has all of a run's
-    if requested == HOST_STATE:
-        return HOST_STATE
+    if requested in PAGED_STATES:
+        return requested
     if not is_pageable:
         return DEVICE_STATE
     available_bytes = placement.memory or usable_free_bytes(plan.mesh.local_devices)
@@ -500,4 +504,11 @@ def choose_client_state(
         and (is_full or required_bytes <= max_bytes * num_devices)
     ):
         return SPLIT_STATE
-    return DEVICE_STATE if is_full else HOST_STATE
+    if is_full:
+        return DEVICE_STATE
+    num_trained = min(
+        num_clients, spec.rounds * compute_cohort_size(num_clients, spec.participation)
+    )
+    host_bytes = min_over_processes(free_host_bytes(), plan.devices)
+    is_too_large = host_bytes is not None and 2 * num_trained * state_bytes > host_bytes
+    return DISK_STATE if is_too_large else HOST_STATE

@@ -17,7 +17,7 @@ from fedjax_het.runtime.memory_limits import (
     compare_with_defaults,
     format_bytes,
 )
-from fedjax_het.runtime.placement import AUTO, HOST_STATE, Placement
+from fedjax_het.runtime.placement import AUTO, HOST_STATE, PAGED_STATES, Placement
 from fedjax_het.runtime.signature import to_items
 from fedjax_het.utils.errors import ConfigError, display_name
 
@@ -174,5 +174,5 @@ def init_within_memory(init: Callable[[Placement], GroupState], placement: Place
 
 def _can_page_client_states(group: RunGroup) -> bool:
     """Return whether there are client states on the devices that could be on the host."""
-    is_on_devices = group.state_bytes > 0 and group.client_state != HOST_STATE
+    is_on_devices = group.state_bytes > 0 and group.client_state not in PAGED_STATES
     return is_on_devices and group.program.algorithm.can_page_state

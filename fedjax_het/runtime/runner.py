@@ -98,6 +98,7 @@ def _run_chunk(group_state: GroupState, prefetcher: InputPrefetcher, count: int)
     with defer_signals(enabled=not program.plan.is_debug):
         state, device_metrics = program.chunk(group_state.state, inputs)
         prefetcher.prefetch(rounds.stop, count)
+        group_state.prefetch_client_states(rounds.stop, count)
         metrics = jax.tree.map(fetch_to_host, device_metrics)
         finish_rounds(group_state, state, metrics, count)
         group_state.timing.round_seconds += time.perf_counter() - start_time

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_het.utils.memory_maps import is_memory_mapped, iter_blocks
+
 AnyArray = jax.Array | np.ndarray
 """Array on the devices or on the host."""
 PRNG_IMPL = "threefry2x32"
@@ -220,7 +222,19 @@ def save_arrays(
     with zipfile.ZipFile(file, "w", compression) as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
+                _write_array(member, np.asanyarray(array))
+
+
+def _write_array(file: Any, array: np.ndarray) -> None:
+    """Write an array to an .npy file; one of a memory map takes little memory."""
+    if not is_memory_mapped(array):
+        np.lib.format.write_array(file, array, allow_pickle=False)
+        return
+    descr = np.lib.format.dtype_to_descr(array.dtype)
+    header = {"descr": descr, "fortran_order": False, "shape": array.shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    for block in iter_blocks(array):
+        file.write(np.ascontiguousarray(block).data)
 
 
 def encode_arrays(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -161,6 +161,7 @@ def make_output_directory(directory: str | os.PathLike) -> Path:
 _CHECKSUM_PREFIX = b"sha256:"
 _CHECKSUM_LENGTH = len(_CHECKSUM_PREFIX) + 64
 _META_KEY = "__meta__"
+_ZIP_HEADER = "<4s5H3L2H"  # of a member; the last two are the lengths of what follows
 _HEADER_KEY = "__header__"  # of files of version 0.6.0, which have a checksum of their contents
 
 
@@ -203,11 +204,16 @@ def write_npz(
     write_atomically(path, write, private=private)
 
 
-def read_npz(path: Path) -> tuple[dict[str, np.ndarray], Any]:
+def read_npz(
+    path: Path, *, is_mapped: Callable[[str, int], bool] = lambda name, num_bytes: False
+) -> tuple[dict[str, np.ndarray], Any]:
     """Read a file that `write_npz` wrote; no code of the file is run.
 
     Args:
       path: path of the file.
+      is_mapped: function of the name and the bytes of an array, which returns whether the array is
+        mapped into memory instead of read. Such an array cannot be changed. Compressed arrays are
+        read.
 
     Returns:
       `(arrays, meta)` as given to `write_npz`.
@@ -218,7 +224,13 @@ def read_npz(path: Path) -> tuple[dict[str, np.ndarray], Any]:
     """
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as npz:
-            arrays = dict(npz)
+            arrays = {}
+            for name, member in zip(npz.files, npz.zip.infolist(), strict=True):
+                is_stored = member.compress_type == zipfile.ZIP_STORED
+                if is_stored and is_mapped(name, member.file_size):
+                    arrays[name] = _map_member(path, file, member)
+                else:
+                    arrays[name] = npz[name]
         if _HEADER_KEY in arrays:
             header = json.loads(str(arrays.pop(_HEADER_KEY)))
             meta = header["meta"]
@@ -226,8 +238,11 @@ def read_npz(path: Path) -> tuple[dict[str, np.ndarray], Any]:
         else:
             meta = json.loads(arrays.pop(_META_KEY).tobytes())
             content: Any = np.memmap(path, np.uint8, "r")
-            digest = hashlib.sha256(memoryview(content)[:-_CHECKSUM_LENGTH]).hexdigest()
-            is_intact = bytes(content[-_CHECKSUM_LENGTH:]) == _CHECKSUM_PREFIX + digest.encode()
+            sha = hashlib.sha256()
+            for block in iter_blocks(content[:-_CHECKSUM_LENGTH]):
+                sha.update(block.data)
+            digest = _CHECKSUM_PREFIX + sha.hexdigest().encode()
+            is_intact = bytes(content[-_CHECKSUM_LENGTH:]) == digest
     except (FileNotFoundError, PermissionError, IsADirectoryError):
         raise
     except Exception as error:  # arbitrary bytes and disks raise many types
@@ -235,6 +250,22 @@ def read_npz(path: Path) -> tuple[dict[str, np.ndarray], Any]:
     if not is_intact:
         raise DamagedFileError(f"{path} is damaged (its checksum does not match)")
     return arrays, meta
+
+
+def _map_member(path: Path, file: BinaryIO, member: zipfile.ZipInfo) -> np.ndarray:
+    """Return an array of an archive as a memory map of the file."""
+    file.seek(member.header_offset)
+    *_, name_length, extra_length = struct.unpack(
+        _ZIP_HEADER, file.read(struct.calcsize(_ZIP_HEADER))
+    )
+    file.seek(name_length + extra_length, os.SEEK_CUR)
+    version = np.lib.format.read_magic(file)
+    if version != (1, 0):
+        message = f"format {version}"
+        raise ValueError(message)
+    shape, is_fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
+    order: Any = "F" if is_fortran_order else "C"
+    return np.memmap(path, dtype, "r", file.tell(), shape, order)
 
 
 def digest_arrays(arrays: Mapping[str, np.ndarray], meta: Mapping | None = None) -> str:

@@ -64,7 +64,12 @@ def test_resume_reads_file_once(has_checkpoint, tmp_path, monkeypatch):
     else:
         run(make_spec(rounds=2), tmp_path)
     paths, read = [], checkpointing.read_npz
-    monkeypatch.setattr(checkpointing, "read_npz", lambda path: (paths.append(path), read(path))[1])
+
+    def record(path, **options):
+        paths.append(path)
+        return read(path, **options)
+
+    monkeypatch.setattr(checkpointing, "read_npz", record)
     assert run(make_spec(rounds=4), tmp_path, resume=True).rounds == 4
     assert len(paths) == 1 and ("checkpoint" in paths[0].name) == has_checkpoint
 

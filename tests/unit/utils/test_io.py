@@ -19,6 +19,7 @@ from fedjax_het.utils.io import (
     write_atomically,
     write_npz,
 )
+from fedjax_het.utils.memory_maps import is_memory_mapped
 from fedjax_het.utils.text import escape_html, escape_latex, escape_markdown, to_one_line
 
 # --- writing ---------------------------------------------------------------------------------
@@ -184,3 +185,23 @@ def test_files_are_written_below_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     write_atomically("~/new/notes.txt", lambda file: file.write(b"done"))
     assert (tmp_path / "new" / "notes.txt").read_bytes() == b"done"
+
+
+def test_large_arrays_are_mapped_into_memory(tmp_path):
+    path, large = tmp_path / "a.npz", np.arange(60.0).reshape(20, 3)
+    np.save(tmp_path / "file.npy", large)
+    in_file = np.load(tmp_path / "file.npy", mmap_mode="r")[:, 1:]
+    arrays = {"small": np.arange(3), "large": large, "columns": large.T, "in_file": in_file}
+    write_npz(path, arrays, {"round": 7})
+    loaded, meta = read_npz(path, is_mapped=lambda name, num_bytes: num_bytes > 250)
+    assert meta == {"round": 7} and loaded.keys() == arrays.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(loaded[name], array)
+        assert is_memory_mapped(loaded[name]) == (name != "small")
+    with np.load(path) as plain:
+        np.testing.assert_array_equal(plain["in_file"], in_file)
+    content = bytearray(path.read_bytes())
+    content[content.index(large[7].tobytes())] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DamagedFileError, match="checksum"):
+        read_npz(path, is_mapped=lambda name, num_bytes: True)
