@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 NUMBERS, CATEGORY = "numbers", "category"
 """Names of the arrays of a table with numbers and categories."""
 _NUMBER_TYPES = (bool, int, float, decimal.Decimal)
+_TRUTH_VALUES = ("true", "false")
 _MIN_TOKENS = 2  # of an embedding
 _MAX_NUMBER_SHARE = 0.5  # of the texts of a column of categories, without a warning
 _log = logging.getLogger("fedjax_het")
@@ -43,7 +44,9 @@ def convert_features(
         raise ConfigError("the table has no column besides labels and clients")
     for name in numeric:
         if any(frame[name].isna().any() for frame in frames):
-            raise ConfigError(f"column {name!r} has missing numbers: expected a number in each row")
+            raise ConfigError(
+                f"column {name!r} has missing numbers: expected a number or a truth value in each row"
+            )
     numbers = [frame[numeric].to_numpy().astype(np.float32) for frame in frames]
     if not categorical:
         return numbers, {"feature_names": [*map(str, numeric)]}
@@ -96,13 +99,16 @@ def _convert_columns(frame: "pd.DataFrame", names: list[str]) -> "pd.DataFrame":
 
 
 def _warn_about_numbers(name: str, frames: list["pd.DataFrame"]) -> None:
-    """Log a warning if most texts of a column of categories are numbers."""
+    """Log a warning if most texts of a column of categories are numbers or truth values."""
     import pandas as pd
 
-    texts = pd.concat([frame[name].dropna().astype(str) for frame in frames]).unique()
-    is_number = pd.to_numeric(pd.Series(texts), errors="coerce").notna()
+    texts = pd.Series(pd.concat([frame[name].dropna().astype(str) for frame in frames]).unique())
+    is_number = pd.to_numeric(texts, errors="coerce").notna()
+    is_number |= texts.str.lower().isin(_TRUTH_VALUES)
     if is_number.mean() > _MAX_NUMBER_SHARE and not is_number.all():
-        other = texts[(~is_number).to_numpy()][0]
         _log.warning(
-            "note: column %r has categories, as it has texts such as %r beside numbers", name, other
+            "note: column %r has categories, as it has texts such as %r beside numbers or truth "
+            "values",
+            name,
+            texts[~is_number].iloc[0],
         )

@@ -140,6 +140,30 @@ def test_numbers_beside_a_text_are_reported(tmp_path, caplog):
     assert "column 'a' has categories, as it has texts such as '?' beside numbers" in caplog.text
 
 
+@pytest.mark.parametrize("gap", ["", "NA", "?"])
+def test_truth_values_with_gaps_follow_the_rule_of_numbers(gap, tmp_path, caplog):
+    """A missing truth value is an error as a missing number, and another text makes categories."""
+    path = tmp_path / "a.csv"
+    messages = []
+    for values in (("True", "false", gap), ("1", "0", gap)):
+        rows = "".join(f"{values[i % 3]},{i},{i % 2}\n" for i in range(18))
+        path.write_text(f"flag,n,label\n{rows}")
+        caplog.clear()
+        try:
+            load_dataset(f"csv:{path}?test_fraction=0.25")
+            messages.append(caplog.text)
+        except ConfigError as error:
+            messages.append(str(error))
+    assert messages[0] == messages[1]
+    expected = "as it has texts such as '?' beside numbers or truth values"
+    if gap != "?":
+        expected = "'flag' has missing numbers: expected a number or a truth value in each row"
+    assert expected in messages[0]
+    path.write_text("flag,label\n" + "".join(f"{i % 2 == 0},{i % 3}\n" for i in range(18)))
+    dataset = load_dataset(f"csv:{path}?test_fraction=0.25")
+    assert set(dataset.train_inputs.ravel()) == {0.0, 1.0}
+
+
 def test_features_with_large_means():
     features = np.array([[5e6, 1.7e9], [7e6, 1.8e9]] * 3, np.float32)
     dataset = dataset_from_arrays(features, [0, 1] * 3, features, [0, 1] * 3)
