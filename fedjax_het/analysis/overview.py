@@ -34,6 +34,7 @@ from fedjax_het.runtime.history import PLATEAU, TARGET
 from fedjax_het.runtime.identity import IDENTITY_FIELDS
 from fedjax_het.runtime.result_display import TEST_SPLIT_ADVICE
 from fedjax_het.runtime.result_store import is_partial_run, select_newest
+from fedjax_het.tasks.wording import name_score
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import require, require_name
 from fedjax_het.utils.text import DIVERGED, EQUAL, MISSING, format_classes_per_client, to_one_line
@@ -562,9 +563,23 @@ def get_companion_metric(metric: str) -> tuple[str, str, str]:
     return "best_accuracy", "Best (%)", "Best: mean over seeds of a run's best round"
 
 
-def get_metric_label(metric: str) -> str:
-    """Return the label of a metric for an axis or a heading."""
-    return to_one_line(get_metric_info(metric).axis_label or metric)
+def get_metric_label(metric: str, tasks: Sequence[object] = ()) -> str:
+    """Return the label of a metric for an axis or a heading.
+
+    Args:
+      metric: name of the metric.
+      tasks: names of the runs' tasks, whose score has its own name, see `list_tasks`.
+    """
+    return to_one_line(name_score(get_metric_info(metric).axis_label or metric, tasks))
+
+
+def list_tasks(results: "pd.DataFrame") -> list[object]:
+    """Return the names of the tasks of runs; [] for results without them.
+
+    Args:
+      results: as `load_results` returns it.
+    """
+    return [*results["task"].unique()] if "task" in results else []
 
 
 def require_result_metric(results: "pd.DataFrame", metric: str, argument: str = "metric") -> None:
@@ -756,7 +771,8 @@ def make_overview_table(
     format_spec = _choose_format(groups, metric)
     formats = {column: choose_number_format(row[column] for _, row in groups) for column in columns}
     seconds_format = choose_number_format(row["seconds_without_compilation"] for _, row in groups)
-    value_column = get_metric_label(metric)
+    tasks = list_tasks(results)
+    value_column = get_metric_label(metric, tasks)
     companion_metric, companion_heading, companion_note = get_companion_metric(metric)
     rows = [
         _OverviewRow(
@@ -765,7 +781,7 @@ def make_overview_table(
                 value_column: _format_summary(row, format_spec),
                 companion_heading: format_number(row[companion_metric]),
                 **{
-                    get_metric_label(column): format_number(row[column], formats[column])
+                    get_metric_label(column, tasks): format_number(row[column], formats[column])
                     for column in columns
                 },
                 "Seeds": str(row["seeds"]),
@@ -950,7 +966,7 @@ def _make_metric_notes(results: "pd.DataFrame", by: Sequence[str], metric: str) 
     if all(len(runs) == 1 for runs in runs_by_row):
         spread = "one run, hence no deviation"
     description = _METRIC_DESCRIPTIONS.get(metric, "")
-    notes = [f"{get_metric_label(metric)}{description}: {spread}{direction}."]
+    notes = [f"{get_metric_label(metric, list_tasks(results))}{description}: {spread}{direction}."]
     if metric == EVALUATED_ACCURACY:
         notes.append(_describe_evaluated_models(results))
     results = results.reset_index(drop=True)

@@ -25,6 +25,7 @@ from fedjax_het.analysis.overview import (
     format_setting_value,
     get_method_title,
     get_metric_label,
+    list_tasks,
     make_overview_table,
     make_pivot_table,
     resolve_group_settings,
@@ -163,7 +164,7 @@ def _make_title(results: "pd.DataFrame", metric: str) -> str:
     methods = results["algorithm"].unique()
     subject = f"{len(methods)} methods" if len(methods) > 1 else get_method_title(methods[0])
     runs = "1 run" if len(results) == 1 else f"{len(results)} runs"
-    label = get_metric_label(metric).removesuffix(" (%)")
+    label = get_metric_label(metric, list_tasks(results)).removesuffix(" (%)")
     return f"{label} of {subject} on {datasets}, {runs}"
 
 

@@ -321,12 +321,12 @@ class RunSettings:
     stopping, the best round and tuning then use the accuracy on these examples instead of the test
     accuracy (default: none)."""
     target_accuracy: float | None = field(default=None, metadata=_POSITIVE_SHARE)
-    """Accuracy in (0, 1] at which the run ends (default: the run ends after its last round). It is
-    the global model's validation accuracy, or its test accuracy without validation examples; for a
-    method without a global model, the mean over clients."""
+    """Accuracy in (0, 1], or another task's score, at which the run ends (default: the run ends
+    after its last round). It is the global model's validation accuracy, or its test accuracy
+    without validation examples; for a method without a global model, the mean over clients."""
     patience: int | None = field(default=None, metadata=_COUNT)
-    """Evaluations without a gain in accuracy after which the run ends (default: the run ends after
-    its last round)."""
+    """Evaluations without a gain in accuracy, or the task's score, after which the run ends
+    (default: the run ends after its last round)."""
     min_delta: float | None = field(default=None, metadata=_SHARE)
     """Amount by which the accuracy must exceed the best so far to count as a gain for early
     stopping (default: 0)."""

@@ -165,6 +165,8 @@ def draw_local_tests(
     reason = (
         f"{mixtures[client, label]:.0%} of client {client}'s tests have class {label}, which has "
         f"{class_counts[label]} test examples"
+        if num_classes > 1
+        else f"there are {len(test_labels)} test examples"
     )
     sizes = np.where(partition.sizes > 0, per_client or 0, 0)
     if per_client is None:
@@ -182,11 +184,11 @@ def draw_local_tests(
     if (num_requested > class_counts).any():
         scarcest_class = int(np.argmax(num_requested / np.maximum(class_counts, 1)))
         _log.warning(
-            "clients' tests share examples: %d examples are drawn from %d test examples; an example "
-            "of class %d is in the tests of up to %d clients",
+            "clients' tests share examples: %d examples are drawn from %d test examples; an "
+            "example%s is in the tests of up to %d clients",
             num_requested.sum(),
             len(test_labels),
-            scarcest_class,
+            f" of class {scarcest_class}" if num_classes > 1 else "",
             -(-num_requested[scarcest_class] // class_counts[scarcest_class]),
         )
     # If n examples are repeated end to end, any n consecutive positions are distinct.

@@ -13,7 +13,7 @@ from fedjax_het.algorithms import METHODS
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.config.settings import HYPERPARAMETER_SETTINGS, SETTINGS_BY_HYPERPARAMETER
 from fedjax_het.data.dataset_registry import require_dataset_name
-from fedjax_het.tasks import TASKS
+from fedjax_het.tasks.wording import get_score_name
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.text import (
     MISSING,
@@ -287,11 +287,10 @@ def format_outcome(result: DisplayedResult) -> str:
     if summary.get("diverged"):
         return f"diverged in round {summary.get('rounds')}"
     best, best_mean = "best", "best mean of clients' own tests"
-    task = TASKS.get(summary.get("task", ""))
-    score = "accuracy" if task is None else task.make.score_name
+    score = get_score_name([summary.get("task")])
     if result.spec.validation is not None:
-        best = "in the round of the best validation accuracy"
-        best_mean = "mean of clients' own tests in the round of their best validation accuracy"
+        best = f"in the round of the best validation {score}"
+        best_mean = f"mean of clients' own tests in the round of their best validation {score}"
     for name, label in (
         ("final_accuracy", f"final {score}"),
         ("best_accuracy", best),
@@ -314,7 +313,7 @@ def format_outcome(result: DisplayedResult) -> str:
 
 
 def format_result_html(result: DisplayedResult) -> str:
-    """Return an HTML table of settings, outcome and the curve of the accuracy.
+    """Return an HTML table of settings, outcome and the curve of the score.
 
     Names from the result are escaped.
     """
@@ -323,7 +322,7 @@ def format_result_html(result: DisplayedResult) -> str:
     rows = {
         "setting": format_settings(result.spec, result.summary),
         "outcome": format_outcome(result),
-        "accuracy by round": Markup(sparkline),
+        f"{get_score_name([result.summary.get('task')])} by round": Markup(sparkline),
         "sent up, down": ", ".join(traffic),
         "artifacts": ", ".join(result.artifacts) or MISSING,
     }

@@ -27,6 +27,7 @@ from fedjax_het.runtime import result_display
 from fedjax_het.runtime.history import CALLBACK
 from fedjax_het.runtime.identity import ENVIRONMENT_FIELDS, compute_digest
 from fedjax_het.runtime.result_display import to_json_value
+from fedjax_het.tasks.wording import name_score
 from fedjax_het.utils.arrays import decode_arrays, encode_arrays, save_arrays
 from fedjax_het.utils.config import UnitInterval, validate, validate_arguments, validate_fields
 from fedjax_het.utils.errors import ConfigError, display_name, require, require_name
@@ -300,7 +301,10 @@ class Result:
         (line,) = axes.plot(positions[is_drawn], values, color=color, label=label)
         result_display.mark_isolated_points(line)
         axes.set_xlabel(AXIS_LABELS[x])
-        axes.set_ylabel(escape_mathtext(info.axis_label or metric.replace("_", " ")))
+        y_label = name_score(
+            info.axis_label or metric.replace("_", " "), [self.summary.get("task")]
+        )
+        axes.set_ylabel(escape_mathtext(y_label))
         axes.grid(alpha=0.25, linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
         return axes

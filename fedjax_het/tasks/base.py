@@ -33,6 +33,8 @@ class TaskKind(ABC):
     """One line for `fedjax-het list`."""
     score_name: ClassVar[str] = "accuracy"
     """Name of the score in texts."""
+    loss_is_in_nats: ClassVar[bool] = False
+    """Whether the loss is a negative log-likelihood in nats, for labels of figures."""
     has_classes: ClassVar[bool] = False
     """Whether a label is a class. Only then partitions divide classes, and methods read classes."""
     is_per_token: ClassVar[bool] = False

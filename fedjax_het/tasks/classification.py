@@ -83,6 +83,7 @@ class Classification(TaskKind):
 
     name: ClassVar[str] = "classification"
     description: ClassVar[str] = "one class for each example: cross-entropy, accuracy"
+    loss_is_in_nats: ClassVar[bool] = True
     has_classes: ClassVar[bool] = True
 
     @staticmethod

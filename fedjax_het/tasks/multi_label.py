@@ -27,6 +27,7 @@ class MultiLabel(TaskKind):
 
     name: ClassVar[str] = "multi_label"
     description: ClassVar[str] = "several labels for each example: binary cross-entropy, accuracy"
+    loss_is_in_nats: ClassVar[bool] = True
 
     @staticmethod
     def validate_labels(argument, labels, inputs_argument, inputs):

@@ -28,6 +28,7 @@ class NextToken(TaskKind):
 
     name: ClassVar[str] = "next_token"
     description: ClassVar[str] = "the token after each token: cross-entropy, accuracy"
+    loss_is_in_nats: ClassVar[bool] = True
     is_per_token: ClassVar[bool] = True
 
     @staticmethod

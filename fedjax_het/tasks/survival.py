@@ -73,6 +73,7 @@ class Survival(TaskKind):
 
     name: ClassVar[str] = "survival"
     description: ClassVar[str] = "events of intervals: discrete-time likelihood, pseudo-R2"
+    loss_is_in_nats: ClassVar[bool] = True
     score_name: ClassVar[str] = "pseudo-R2"
     null_loss: float = 1.0
 

@@ -50,6 +50,7 @@ from fedjax_het.analysis.overview import (
     get_metric_label,
     group_figure_lines,
     is_diverged,
+    list_tasks,
     resolve_group_settings,
 )
 from fedjax_het.metrics.convergence import WINDOW
@@ -108,6 +109,13 @@ class CurveMetric(NamedTuple):
     """Protocol of the runs and settings in which their methods differ, for the note."""
     x: str = "round"
     """Horizontal axis: "round", "bytes" or "seconds"."""
+    tasks: tuple[object, ...] = ()
+    """Names of the tasks of the runs, whose score the axis names."""
+
+    @property
+    def label(self) -> str:
+        """Label of the vertical axis."""
+        return get_metric_label(self.name, self.tasks)
 
 
 # The metrics of a table's curves, by its compared metric.
@@ -197,7 +205,12 @@ def plot_learning_curves(
     return plot_curve_panels(
         [_make_curve(line, curves, metric, x) for line in groups.lines],
         columns=groups.columns,
-        metric=CurveMetric(metric, window, comparison=comparison, x=x),
+        metric=CurveMetric(
+            *(metric, window),
+            comparison=comparison,
+            x=x,
+            tasks=tuple(list_tasks(results)),
+        ),
         sharey="row" if groups.has_dataset_panels else "all",
         highlight=highlight,
     )
@@ -450,9 +463,7 @@ def plot_curve_panels(
         ends[curve.panel].append((curve, _get_last_mean(average)))
     for title, panel in panels.items():
         _finish_panel(panel, metric, [curve for curve in curves if curve.panel == title])
-    label_outer_axes(
-        panels.values(), x=AXIS_LABELS[metric.x], y=get_metric_label(metric.name), size=9
-    )
+    label_outer_axes(panels.values(), x=AXIS_LABELS[metric.x], y=metric.label, size=9)
     direction = get_metric_info(metric.name).higher_is_better
     labels = {
         panels[title]: _make_line_labels(own, styles, lowest=direction is False)
@@ -509,7 +520,7 @@ def plot_small_multiples(curves: Sequence[Curve], metric: CurveMetric) -> "Figur
             _finish_panel(panel, metric, own)
     for unused_panel in grid[len(labels) :].flat:
         unused_panel.set_visible(False)
-    figure.supylabel(escape_mathtext(get_metric_label(metric.name)), fontsize=9)
+    figure.supylabel(escape_mathtext(metric.label), fontsize=9)
     choose_fonts(figure)
     has_baseline = any(curve.method == BASELINE for curve in available)
     notes = [

@@ -93,7 +93,7 @@ def plot_partition(
     draw_bubbles(clients, classes, counts[clients, classes])
     axes.set_xlim(-margin[0], sizes[0] - 1 + margin[0])
     axes.set_ylim(-margin[1], sizes[1] - 1 + margin[1])
-    _label_axes(axes, class_names if has_class_labels else ())
+    _label_axes(axes, num_classes, class_names if has_class_labels else ())
     if title:
         axes.set_title(title_text, fontsize=10, loc="left", pad=10)
 
@@ -115,13 +115,15 @@ def plot_partition(
     return choose_fonts(figure)
 
 
-def _label_axes(axes: Any, class_names: Sequence[str]) -> None:
+def _label_axes(axes: Any, num_classes: int, class_names: Sequence[str]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel("Client", fontsize=9)
-    axes.set_ylabel("Class", fontsize=9)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
-    if class_names:
+    axes.set_ylabel("Class" if num_classes > 1 else "", fontsize=9)
+    if num_classes == 1:  # of a task without classes
+        axes.set_yticks([])
+    elif class_names:
         axes.set_yticks(range(len(class_names)), map(escape_mathtext, class_names))
     else:
         axes.yaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))

@@ -38,6 +38,7 @@ from fedjax_het.analysis.overview import (
     is_diverged,
     is_numeric,
     list_setting_columns,
+    list_tasks,
     require_result_metric,
     resolve_group_settings,
     summarize_runs,
@@ -159,7 +160,7 @@ def plot_metric_vs_setting(
     for metric in metrics:
         row = {title: panels_by_key[metric, title] for title in titles}
         labels |= _draw_metric_row(row, lines, (x, metric), styles)
-        label_outer_axes(row.values(), y=get_metric_label(metric))
+        label_outer_axes(row.values(), y=get_metric_label(metric, list_tasks(results)))
     for (_, title), panel in panels_by_key.items():
         panel.set_title(wrap_title(title, size[0] - 1.5), fontsize=10)
         style_axes(panel)
@@ -368,7 +369,7 @@ def plot_heat_map(
         columns = -(-len(groups) // -(-len(groups) // max_columns))  # rows of equal length
     figure, panels = make_panels(list(groups), columns=columns, size=size, sharey="none")
     width, height = figure.get_size_inches()
-    label = get_metric_label(metric)
+    label = get_metric_label(metric, list_tasks(results))
     figure.set_size_inches(width + 1.0, max(height, 0.6 + 0.085 * len(label)))
     for title, panel in panels.items():
         cells = groups[title].pivot(index=y, columns=x, values=["mean", "diverged"])

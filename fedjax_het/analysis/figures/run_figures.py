@@ -30,6 +30,7 @@ from fedjax_het.data import Dataset, Partition, get_client_groups
 from fedjax_het.metrics.personal import mean_accuracies
 from fedjax_het.runtime.result_display import mark_isolated_points, name_data
 from fedjax_het.runtime.results import Result
+from fedjax_het.tasks.wording import name_score
 
 
 def write_run_figures(
@@ -151,11 +152,12 @@ def plot_run_curve(result: Result):
     for panel in (accuracy_panel, loss_panel):
         style_axes(panel)
     accuracy_label = "Accuracy (%)" if validation_curves else "Test accuracy (%)"
-    accuracy_panel.set(ylabel=accuracy_label, xlim=(1, max(2, spec.rounds)))
+    tasks = [result.summary.get("task")]
+    accuracy_panel.set(ylabel=name_score(accuracy_label, tasks), xlim=(1, max(2, spec.rounds)))
     set_integer_ticks(accuracy_panel)
     has_images = "condensed_images" in result.artifacts
     loss_label = "Loss of condensation" if has_images else "Training loss (nats)"
-    loss_panel.set(xlabel="Round", ylabel=loss_label, ylim=(0, None))
+    loss_panel.set(xlabel="Round", ylabel=name_score(loss_label, tasks), ylim=(0, None))
     alpha = f", alpha {spec.alpha:g}" if spec.alpha is not None else ""
     end = f"; diverged in round {result.summary['rounds']}" if result.summary["diverged"] else ""
     partition = name_data(spec, result.summary)["partition"]

@@ -19,6 +19,7 @@ from fedjax_het.analysis.overview import (
     get_metric_values,
     group_runs,
     is_diverged,
+    list_tasks,
     require_result_metric,
 )
 from fedjax_het.runtime.result_store import select_newest
@@ -113,7 +114,8 @@ def plot_metric_vs_measure(
         for keys, own in group_runs(runs, ["algorithm"]):
             x, y = (get_metric_values(own, column) for column in (measure, metric))
             panels[title].scatter(x, y, s=18, alpha=0.7, color=colors[keys["algorithm"]], lw=0)
-    label_outer_axes(panels.values(), x=get_metric_label(measure), y=get_metric_label(metric))
+    x_label, y_label = (get_metric_label(name, list_tasks(results)) for name in (measure, metric))
+    label_outer_axes(panels.values(), x=x_label, y=y_label)
     handles = []
     for keys, own in group_runs(results, ["algorithm"]):
         x, y = (get_metric_values(own, column) for column in (measure, metric))
