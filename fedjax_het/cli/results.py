@@ -16,7 +16,7 @@ from fedjax_het.analysis.report import write_report
 from fedjax_het.papers.programs import find_programs, load_program
 from fedjax_het.utils.config import NonNegativeInt
 from fedjax_het.utils.console import log_to_stderr, print_json, print_wrapped
-from fedjax_het.utils.errors import display_name, make_value_error, require
+from fedjax_het.utils.errors import ConfigError, display_name, make_value_error, require
 from fedjax_het.utils.text import to_one_line
 
 
@@ -100,6 +100,7 @@ class ExportCommand:
 
 def export_command(command: ExportCommand) -> int:
     """Write the files and print their names; return the exit status."""
+    from fedjax_het.config.resolve import USER_PROVIDED
     from fedjax_het.runtime.results import Result
 
     paths = {"model": command.model, "synthetic": command.synthetic}
@@ -107,8 +108,15 @@ def export_command(command: ExportCommand) -> int:
     require(any(paths.values()), "model", None, expected)
     expected = f"no value, or {display_name('model')} PATH"
     require(command.client is None or bool(command.model), "client", command.client, expected)
-    with _name_file_errors("result", command.result, "the JSON file of a result"):
+    expected = "the JSON file of a result"
+    require(command.result.suffix in (".json", ""), "result", command.result, expected)
+    with _name_file_errors("result", command.result, expected):
         result = Result.load(command.result)
+    if result.spec.model == USER_PROVIDED:
+        raise ConfigError(
+            f"result = {str(command.result)!r}: the network of the run is known in Python only: "
+            "expected Result.load(result).save_model(path, network=...) in Python"
+        )
     written = []
     for name, path in paths.items():
         if path is not None:

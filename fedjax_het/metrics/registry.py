@@ -342,7 +342,8 @@ METRICS: Registry[Metric] = Registry(
         ),
         Metric(
             "feature_distance",
-            "Frechet distance of each client's images from all images, in a fixed random network",
+            "Frechet distance of each client's images from all images, in a fixed random network; for "
+            "images only",
             split_measure_names=("feature_distance", "feature_distance_max"),
             infos=(
                 (

@@ -385,7 +385,10 @@ class Result:
           ConfigError: for a method without synthetic data, for a run that ended before the
             method synthesized any, and for a result without a state.
         """
-        from fedjax_het.runtime.synthetic_dataset import build_synthetic_dataset
+        from fedjax_het.runtime.synthetic_dataset import (
+            build_synthetic_dataset,
+            require_synthetic_data,
+        )
 
         if self.summary.get("synthesis_iterations") == 0:
             first = self.spec.options.get("trajectory_rounds")
@@ -394,8 +397,9 @@ class Result:
                 f"the result has no synthetic data: {self.spec.algorithm} synthesizes after round "
                 f"{first} ({name}), and the run has {self.rounds} rounds"
             )
+        require_synthetic_data(self.artifacts, self.spec.algorithm)
         inputs = self.model(network=network).input_spec
-        return build_synthetic_dataset(self.artifacts, inputs, self.spec.algorithm)
+        return build_synthetic_dataset(self.artifacts, inputs)
 
     def save_synthetic_dataset(self, path: str | os.PathLike, *, network: Any = None) -> Path:
         """Write the synthetic data to a plain .npz file, which other code can train on.

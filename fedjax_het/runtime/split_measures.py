@@ -65,7 +65,7 @@ class SplitMeasures:
 
         * `feature_distance`: mean over clients, weighted by examples, of the squared Frechet
           distance of a client's features from the features of all clients, in units of the total
-          variance of all features;
+          variance of all features, for data of images only;
         * `feature_distance_max`: the largest distance of a client.
 
         Those of `gradient_dissimilarity`, with the loss F_k of client k, its share p_k of the
@@ -143,6 +143,9 @@ def measure_split(
     """Measure the heterogeneity of a run's clients, without the run.
 
     The measures include the skews of the run. Drift is left out: all examples of a client count.
+
+    `feature_distance` reads images; other inputs raise ConfigError. `gradient_dissimilarity` reads
+    inputs of every kind and labels of every task.
 
     Cost: for `feature_distance` one pass through a small network; for `gradient_dissimilarity` two
     passes over the data, each with a backward pass, at the initial model of the run's seed.

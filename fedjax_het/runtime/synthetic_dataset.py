@@ -1,6 +1,7 @@
 """Data that a method has synthesized, as a file that other code can train on."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ import numpy as np
 from fedjax_het.runtime.trained_model import InputSpec
 from fedjax_het.utils.arrays import save_arrays
 from fedjax_het.utils.config import validate_arguments
-from fedjax_het.utils.errors import require
+from fedjax_het.utils.errors import ConfigError
 from fedjax_het.utils.former_names import FORMER_INPUT_NAMES, accept_former_fields
 from fedjax_het.utils.io import write_atomically
 
@@ -70,8 +71,21 @@ class SyntheticDataset(NamedTuple):
         return path
 
 
+def require_synthetic_data(artifacts: Mapping[str, np.ndarray], method: str) -> None:
+    """Raise ConfigError unless a run has synthetic data.
+
+    Args:
+      artifacts: artifacts of the run.
+      method: name of the method, for the message.
+    """
+    if not {"synthetic_images", "condensed_images"} & artifacts.keys():
+        raise ConfigError(
+            f"{method} synthesizes no data: expected a result of dynafed, feddm or fedaf"
+        )
+
+
 def build_synthetic_dataset(
-    artifacts: dict[str, np.ndarray], input_spec: InputSpec, method: str
+    artifacts: Mapping[str, np.ndarray], input_spec: InputSpec
 ) -> SyntheticDataset:
     """Return the synthetic data among the artifacts of a run.
 
@@ -79,13 +93,9 @@ def build_synthetic_dataset(
       artifacts: artifacts of the run: the set of the server (DynaFed), or the sets of all clients
         in the last round (FedDM, FedAF).
       input_spec: the properties of the data.
-      method: name of the method, for the message.
 
     Returns:
       The inputs in the scale of the data.
-
-    Raises:
-      ConfigError: if there are no synthetic data.
     """
     from scipy.special import softmax
 
@@ -94,9 +104,6 @@ def build_synthetic_dataset(
         soft_labels = softmax(np.asarray(artifacts["synthetic_label_logits"], np.float64), axis=1)
         clients = np.full(len(soft_labels), -1, np.int64)
     else:
-        has_data = "condensed_images" in artifacts
-        expected = "a method that synthesizes data: dynafed, feddm or fedaf"
-        require(has_data, "algorithm", method, expected)
         inputs, step_size = artifacts["condensed_images"], np.array(np.nan)
         inputs_per_pair = inputs.shape[1]  # of a client and a class
         inputs = inputs.reshape(-1, *inputs.shape[2:])

@@ -2,6 +2,7 @@
 
 import json
 
+import flax.linen as nn
 import numpy as np
 import pytest
 from support.data import make_user_dataset
@@ -68,9 +69,8 @@ def test_usage_of_export_fits_80_columns(capsys, monkeypatch):
 
 def test_export_errors(tmp_path, capsys):
     output = simulate(make_spec(rounds=2), dataset=DATA, output_dir=tmp_path)
-    with pytest.raises(
-        ConfigError, match="algorithm = 'fedavg': expected a method that synthesizes"
-    ):
+    message = "^fedavg synthesizes no data: expected a result of dynafed, feddm or fedaf$"
+    with pytest.raises(ConfigError, match=message):
         output.synthetic_dataset()
     result = str(tmp_path / f"{output.digest()}.json")
     assert Result.load(result).model() is not None
@@ -78,12 +78,20 @@ def test_export_errors(tmp_path, capsys):
         result: "--model is missing: expected a path, or --synthetic PATH",
         f"{result} --client 2 --synthetic s": "--client = 2: expected no value, or --model PATH",
         f"{result} --model m --client 2": "--client = 2: expected no value: clients of fedavg",
-        f"{result} --synthetic s.npz": "a method that synthesizes data",
+        f"{result} --synthetic s.npz": "fedavg synthesizes no data: expected a result of dynafed",
+        f"{result.replace('.json', '.yaml')} --model m": ".yaml': expected the JSON file of a result",
+        f"{result.replace('.json', '.npz')} --model m": ".npz': expected the JSON file of a result",
         f"{tmp_path}/none.json --model m": "the JSON file of a result",
         f"{result} --model {tmp_path}": "expected a file that can be written",
     }
     copy = Result.load(result).save(tmp_path / "without_state")
     cases[f"{copy} --model m"] = "has no final state: expected a run with --keep-state\n"
+    cases[f"{copy} --synthetic s"] = "fedavg synthesizes no data"  # with a state, too
+    network = nn.Sequential([lambda x: x.reshape(len(x), -1), nn.Dense(DATA.num_classes)])
+    own = simulate(make_spec(rounds=2, model=None), dataset=DATA, network=network, output_dir=tmp_path)
+    cases[f"{tmp_path}/{own.digest()}.json --model m"] = (
+        "the network of the run is known in Python only: expected Result.load(result).save_model("
+    )
     for words, expected in cases.items():
         assert main(["export", *words.split()]) == 2, words
         error = capsys.readouterr().err
