@@ -88,7 +88,9 @@ def test_export_errors(tmp_path, capsys):
     cases[f"{copy} --model m"] = "has no final state: expected a run with --keep-state\n"
     cases[f"{copy} --synthetic s"] = "fedavg synthesizes no data"  # with a state, too
     network = nn.Sequential([lambda x: x.reshape(len(x), -1), nn.Dense(DATA.num_classes)])
-    own = simulate(make_spec(rounds=2, model=None), dataset=DATA, network=network, output_dir=tmp_path)
+    own = simulate(
+        make_spec(rounds=2, model=None), dataset=DATA, network=network, output_dir=tmp_path
+    )
     cases[f"{tmp_path}/{own.digest()}.json --model m"] = (
         "the network of the run is known in Python only: expected Result.load(result).save_model("
     )
