@@ -137,7 +137,14 @@ def resolve_valid_settings(settings: RunSettings) -> RunSettings:
     Raises:
       ConfigError: if the settings cannot be combined.
     """
-    return _resolve(merge_hyperparameters(settings))
+    settings = merge_hyperparameters(settings)
+    spec = _resolve(settings)
+    num_users = DATASETS[spec.dataset].num_users if spec.dataset in DATASETS else None
+    has_user_clients = num_users is not None and PARTITIONS[spec.partition or ""].clients_are_users
+    if settings.num_clients is None and num_users is not None and has_user_clients:
+        num_clients = max(num_users - (spec.held_out_clients or 0), 1)
+        spec = _resolve(update_settings(settings, num_clients=num_clients))
+    return spec
 
 
 def validate_run(raw: RunSettings) -> RunSettings:

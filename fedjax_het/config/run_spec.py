@@ -102,6 +102,9 @@ class RunSpec(RunSettings):
     def digest(self) -> str:
         """Return the 16 hexadecimal digits that name this run: a hash of the resolved settings.
 
+        For the partition `natural` of data from files, the default of `num_clients` is known once
+        the data are read. The digest is then `result.spec.digest()`.
+
         Raises:
           ConfigError: if a setting cannot be used.
         """

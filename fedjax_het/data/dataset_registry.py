@@ -67,6 +67,8 @@ class DatasetSpec(NamedTuple):
         fedjax_het.data.prepare`. None if there is nothing to prepare.
       defaults: default settings of runs in all protocols, such as a network for other inputs than
         images.
+      num_users: number of users with training examples, which are the clients of the partition
+        `natural`; None if only the files show it, or without users.
 
     Example:
       >>> from fedjax_het.data import DATASETS
@@ -79,6 +81,7 @@ class DatasetSpec(NamedTuple):
     description: str = ""
     published: PublishedDataset | None = None
     defaults: Mapping[str, Any] = MappingProxyType({})
+    num_users: int | None = None
 
     def __repr__(self) -> str:
         return format_entry(self)
@@ -90,13 +93,14 @@ def _make_dataset_spec(
     description: str,
     published: PublishedDataset | None = None,
     defaults: Mapping[str, Any] = MappingProxyType({}),
+    num_users: int | None = None,
 ) -> DatasetSpec:
     """Describe a data set of the package: the arrays of `read`, normalized as in the papers."""
 
     def load(*, normalization=None, data_dir=None, cache_dir=None) -> Dataset:
         return _make_dataset(name, *read(data_dir, cache_dir), normalization)
 
-    return DatasetSpec(name, load, description, published, defaults)
+    return DatasetSpec(name, load, description, published, defaults, num_users)
 
 
 def _make_author_spec(dataset: AuthorDataset) -> DatasetSpec:
@@ -294,12 +298,14 @@ DATASETS: Registry[DatasetSpec] = Registry(
             "digits_by_writer",
             lambda data_dir, cache_dir: add_writers(*read_digits()),
             "the digits in the styles of 30 artificial writers, as users; needs no download",
+            num_users=30,
         ),
         _make_dataset_spec(
             "speakers",
             read_speakers,
             "lines of 20 speakers of Shakespeare's plays, next characters; needs no download",
             defaults={"model": "gru", "partition": "natural"},
+            num_users=20,
         ),
         _make_dataset_spec(
             "breast_cancer",
@@ -318,6 +324,7 @@ DATASETS: Registry[DatasetSpec] = Registry(
             read_cylinder_bell_funnel,
             "artificial series of 20 devices: 1,200 + 300 examples, 3 classes; needs no download",
             defaults={"model": "cnn1d", "partition": "natural"},
+            num_users=20,
         ),
         _make_published_spec("mnist", "MNIST: 60,000 + 10,000 gray 28x28 images, 10 classes"),
         _make_published_spec(

@@ -21,7 +21,7 @@ SPEAKERS = TableDeclaration(
     main_method="fedavg",
     tuned_hyperparameters=dict.fromkeys(METHODS, "local_lr"),
     settings={
-        **{"partition": "natural", "num_clients": 20, "client_tests": True},
+        **{"partition": "natural", "client_tests": True},
         **{"momentum": 0.0, "local_epochs": 1, "batch_size": 10, "learning_rate": 1.0},
     },
     presets={

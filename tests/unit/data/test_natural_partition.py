@@ -17,8 +17,9 @@ from fedjax_het import (
     simulate,
     sweep,
 )
-from fedjax_het.data import make_client_tests
+from fedjax_het.data import DATASETS, make_client_tests
 from fedjax_het.data.dataset import validate_dataset
+from fedjax_het.runtime.data_assignment import UserObjects
 from fedjax_het.skews import PowerLaw
 from fedjax_het.skews.assignment import select_examples
 
@@ -51,6 +52,26 @@ def test_each_client_holds_the_examples_of_its_user():
     assert partition.digest() == divide(seed=7).digest()
     numbers = divide(users=np.searchsorted(NAMES, TRAIN_USERS) + 10)
     assert numbers.digest() == partition.digest() and numbers.client_names[0] == "10"
+
+
+@pytest.mark.parametrize("name", ["speakers", "cylinder_bell_funnel", "digits_by_writer"])
+def test_settings_name_the_number_of_users(name):
+    assert load_dataset(name).num_users == DATASETS[name].num_users
+    settings = {"partition": "natural", "held_out_clients": 2}
+    spec = RunSpec(dataset=name, **settings)
+    assert spec.resolved().num_clients == DATASETS[name].num_users - 2
+    assert UserObjects().resolve(spec).digest() == spec.digest()
+    assert (
+        dataclasses.replace(spec, num_clients=spec.resolved().num_clients).digest() == spec.digest()
+    )
+    assert RunSpec(dataset=name, partition="iid").resolved().num_clients == 10
+    assert dataclasses.replace(spec, num_clients=3).resolved().num_clients == 3
+
+
+def test_digest_of_a_run_is_the_digest_of_its_settings():
+    spec = RunSpec("fedprox", "cylinder_bell_funnel", rounds=1, local_epochs=1, client_tests=True)
+    result = simulate(spec)
+    assert result.spec.digest() == spec.digest() and result.spec.num_clients == 20
 
 
 def test_fewer_clients_are_a_uniform_sample_of_users():
