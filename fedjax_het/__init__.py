@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from fedjax_het.skews import register_skew as register_skew
     from fedjax_het.systems import register_system as register_system
     from fedjax_het.tasks import register_task as register_task
+    from fedjax_het.tuning.tuner import tune as tune
     from fedjax_het.utils.errors import ConfigError as ConfigError
 
 # Imported when first used, so that `import fedjax_het` stays fast.
@@ -74,6 +75,7 @@ _NAMES_BY_MODULE = {
     "skews": ("register_skew",),
     "systems": ("register_system",),
     "tasks": ("register_task",),
+    "tuning.tuner": ("tune",),
     "utils.errors": ("ConfigError",),
 }
 _MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}

@@ -151,6 +151,7 @@ from fedjax_het.utils.config import NonNegativeFloat as NonNegativeFloat
 from fedjax_het.utils.config import NonNegativeInt as NonNegativeInt
 from fedjax_het.utils.config import PositiveFloat as PositiveFloat
 from fedjax_het.utils.config import PositiveInt as PositiveInt
+from fedjax_het.utils.config import SearchRange as SearchRange
 from fedjax_het.utils.config import UnitInterval as UnitInterval
 from fedjax_het.utils.errors import ConfigError as ConfigError
 from fedjax_het.utils.errors import require as require

@@ -1,7 +1,7 @@
 """APFL (Deng, Kamani and Mahdavi, 2020, arXiv:2003.13461)."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import ClientTrainState, LocalTraining, apply_gradient
 from fedjax_het.core.training_variants import require_constant_lr
 from fedjax_het.nn import Model
-from fedjax_het.utils.config import Config, UnitInterval
+from fedjax_het.utils.config import Config, SearchRange, UnitInterval
 
 Tree = Any
 
@@ -41,7 +41,7 @@ class APFLOptions(Config):
 class APFLHyperParameters(Config):
     """Hyperparameters of APFL."""
 
-    apfl_alpha: UnitInterval = 0.5
+    apfl_alpha: Annotated[UnitInterval, SearchRange(0.1, 0.9, is_log=False)] = 0.5
     "Share of its own model in a client's mixture; the initial share if it is learned."
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from fedjax_het.core.client_algorithm import ClientAlgorithm, ClientContext, Cli
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining, ServerMessage
 from fedjax_het.utils.arrays import set_row, take_row
-from fedjax_het.utils.config import Config, NonNegativeFloat, NonNegativeInt
+from fedjax_het.utils.config import Config, NonNegativeFloat, NonNegativeInt, SearchRange
 
 Tree = Any
 
@@ -31,7 +31,7 @@ class AsynchronousOptions(Config):
 class AsynchronousHyperParameters(Config):
     """Hyperparameters of all asynchronous methods."""
 
-    staleness_exponent: NonNegativeFloat = 0.5
+    staleness_exponent: Annotated[NonNegativeFloat, SearchRange(0.1, 1)] = 0.5
     "Exponent a of the weight (1 + staleness)^-a of an update; 0 weights all updates equally."
 
 

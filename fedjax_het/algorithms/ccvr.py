@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ from fedjax_het.utils.config import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
+    SearchRange,
 )
 
 Tree = Any
@@ -57,7 +58,7 @@ class CCVROptions(Config):
 class CCVRHyperParameters(Config):
     """Hyperparameters of CCVR."""
 
-    calibration_lr: NonNegativeFloat = 1e-3
+    calibration_lr: Annotated[NonNegativeFloat, SearchRange(0.0001, 0.1)] = 1e-3
     "Learning rate of the calibration."
     calibration_momentum: MomentumCoefficient = 0.9
     "Momentum of the calibration."

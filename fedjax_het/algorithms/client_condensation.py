@@ -53,6 +53,7 @@ from fedjax_het.utils.config import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    SearchRange,
 )
 from fedjax_het.utils.errors import require
 
@@ -63,7 +64,7 @@ Tree = Any
 class CondensationHyperParameters(Config):
     """Hyperparameters of condensation and of the server's training."""
 
-    image_lr: NonNegativeFloat = 1.0
+    image_lr: Annotated[NonNegativeFloat, SearchRange(0.1, 10)] = 1.0
     "Learning rate of the images' SGD."
     image_momentum: MomentumCoefficient = 0.9
     "Momentum of the images' SGD."

@@ -1,6 +1,7 @@
 """Ditto (Li et al., ICML 2021, arXiv:2012.04221)."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.client_state import build_dual_model_algorithm
@@ -8,14 +9,14 @@ from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining, make_training_step
 from fedjax_het.core.training_variants import add_proximal_gradient
-from fedjax_het.utils.config import Config, NonNegativeFloat
+from fedjax_het.utils.config import Config, NonNegativeFloat, SearchRange
 
 
 @dataclass(frozen=True)
 class DittoHyperParameters(Config):
     """Hyperparameters of Ditto."""
 
-    ditto_lambda: NonNegativeFloat = 1.0
+    ditto_lambda: Annotated[NonNegativeFloat, SearchRange(0.1, 10)] = 1.0
     "Weight of the pull to the global model."
 
 

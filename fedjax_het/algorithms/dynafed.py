@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +46,7 @@ from fedjax_het.utils.config import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
+    SearchRange,
     UnitInterval,
 )
 from fedjax_het.utils.errors import is_integer_at_least, require
@@ -119,7 +120,7 @@ class DynaFedOptions(SynthesisOptions):
 class DynaFedHyperParameters(SynthesisHyperParameters):
     """Hyperparameters of DynaFed."""
 
-    fine_tune_lr: NonNegativeFloat = 1e-4
+    fine_tune_lr: Annotated[NonNegativeFloat, SearchRange(1e-05, 0.01)] = 1e-4
     "Learning rate of fine-tuning."
     fine_tune_lr_decay: DecayFactor = 1.0
     "Factor of `fine_tune_lr` per round after the first round of fine-tuning."

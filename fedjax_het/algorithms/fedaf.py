@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import optax
@@ -27,7 +27,13 @@ from fedjax_het.condensation.distribution_matching import (
 from fedjax_het.condensation.synthetic_pool import SoftLabelTargets
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining
-from fedjax_het.utils.config import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
+from fedjax_het.utils.config import (
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    SearchRange,
+    UnitInterval,
+)
 from fedjax_het.utils.errors import require
 from fedjax_het.utils.input_kinds import FLOAT_KINDS
 
@@ -63,9 +69,9 @@ class FedAFHyperParameters(CondensationHyperParameters):
 
     gamma: UnitInterval = 0.9
     "Share of the received model in a step's model; the rest is drawn anew."
-    lambda_loc: NonNegativeFloat = 1e-4
+    lambda_loc: Annotated[NonNegativeFloat, SearchRange(1e-05, 0.001)] = 1e-4
     "Weight of the distance of an image set's mean logit from its peers'; 0: no collaboration."
-    lambda_glob: NonNegativeFloat = 0.01
+    lambda_glob: Annotated[NonNegativeFloat, SearchRange(0.001, 0.1)] = 0.01
     "Weight of the distance from the clients' soft labels at the server; 0: no matching."
     tau: PositiveFloat = 2.0
     "Temperature of soft labels."

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.client_rows import get_client_row
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining, ServerMessage, make_local_sgd
-from fedjax_het.utils.config import Config, NonNegativeFloat, PositiveInt, UnitInterval
+from fedjax_het.utils.config import Config, NonNegativeFloat, PositiveInt, SearchRange, UnitInterval
 
 Tree = Any
 _NUM_LOSSES = 10  # of the public code: losses of the last passes, whose deviation is compared
@@ -44,7 +44,7 @@ class FedALAOptions(HeadOptions):
 class FedALAHyperParameters(Config):
     """Hyperparameters of FedALA."""
 
-    ala_lr: NonNegativeFloat = 1.0
+    ala_lr: Annotated[NonNegativeFloat, SearchRange(0.1, 10)] = 1.0
     "Learning rate of the weights W of the mixture."
     ala_share: UnitInterval = 0.8
     "Share of a client's examples on which it learns the weights W."

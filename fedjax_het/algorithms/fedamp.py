@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,13 @@ from fedjax_het.core.local_training import (
 )
 from fedjax_het.core.training_variants import add_proximal_gradient
 from fedjax_het.utils.arrays import take_row
-from fedjax_het.utils.config import Config, NonNegativeFloat, PositiveFloat, UnitInterval
+from fedjax_het.utils.config import (
+    Config,
+    NonNegativeFloat,
+    PositiveFloat,
+    SearchRange,
+    UnitInterval,
+)
 
 Tree = Any
 
@@ -96,9 +102,9 @@ class FedAMPHyperParameters(Config):
 
     alpha: PositiveFloat = 1.0
     "Step along the pair terms in round 0."
-    sigma: PositiveFloat = 1.0
+    sigma: Annotated[PositiveFloat, SearchRange(0.1, 100)] = 1.0
     "Width of the attention; in HeurFedAMP the sharpness of the softmax of cosines."
-    prox_lambda: NonNegativeFloat = 0.1
+    prox_lambda: Annotated[NonNegativeFloat, SearchRange(0.01, 1)] = 0.1
     "Weight of the pull to the mixture."
     alpha_decay: PositiveFloat = 1.0
     "Factor of alpha after every `alpha_every` rounds."

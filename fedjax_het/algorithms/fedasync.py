@@ -1,7 +1,7 @@
 """FedAsync (Xie et al., 2019, arXiv:1903.03934)."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from fedjax_het.algorithms.asynchronous import (
     AsynchronousHyperParameters,
@@ -14,7 +14,7 @@ from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining, make_local_sgd
 from fedjax_het.core.training_variants import add_proximal_gradient
-from fedjax_het.utils.config import NonNegativeFloat
+from fedjax_het.utils.config import NonNegativeFloat, SearchRange
 
 _PAPERS_RHO = 0.005
 
@@ -34,7 +34,7 @@ class FedAsyncHyperParameters(AsynchronousHyperParameters):
 
     server_lr: NonNegativeFloat = 0.6
     "Weight alpha of a client's model without staleness."
-    prox_mu: NonNegativeFloat = _PAPERS_RHO
+    prox_mu: Annotated[NonNegativeFloat, SearchRange(0.001, 1)] = _PAPERS_RHO
     "Weight rho of the proximal term, half the squared distance from the received model."
     hinge_slope: NonNegativeFloat = 10.0
     "a of the hinge weight."

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from fedjax_het.utils.config import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    SearchRange,
     UnitInterval,
 )
 from fedjax_het.utils.input_kinds import count_rows
@@ -60,7 +61,7 @@ class FedBEOptions(DistillationOptions):
 class FedBEHyperParameters(Config):
     """Hyperparameters of FedBE."""
 
-    distill_lr: NonNegativeFloat = 1e-3
+    distill_lr: Annotated[NonNegativeFloat, SearchRange(0.0001, 0.01)] = 1e-3
     "Learning rate of the student's SGD."
     distill_momentum: MomentumCoefficient = 0.9
     "Momentum of the student's SGD."

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from fedjax_het.core.client_algorithm import ClientUpdate
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining, ServerMessage, make_local_sgd
 from fedjax_het.core.optimizers import transform_gradient
-from fedjax_het.utils.config import Config, DecayFactor
+from fedjax_het.utils.config import Config, DecayFactor, SearchRange
 
 Tree = Any
 
@@ -24,7 +24,7 @@ Tree = Any
 class FedCMHyperParameters(Config):
     """Hyperparameters of FedCM."""
 
-    fedcm_alpha: DecayFactor = 0.1
+    fedcm_alpha: Annotated[DecayFactor, SearchRange(0.03, 1)] = 0.1
     """Weight alpha of the client's gradient in its local steps. The weight of the global direction,
     the clients' mean step of the last round, is 1 - alpha; 1 is FedAvg."""
 

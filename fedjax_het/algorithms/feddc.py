@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from fedjax_het.core.client_algorithm import ClientUpdate
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining, ServerMessage, make_local_sgd
 from fedjax_het.core.training_variants import measure_applied_gradient
-from fedjax_het.utils.config import Config, NonNegativeFloat
+from fedjax_het.utils.config import Config, NonNegativeFloat, SearchRange
 
 Tree = Any
 
@@ -24,7 +24,7 @@ Tree = Any
 class FedDCHyperParameters(Config):
     """Hyperparameters of FedDC."""
 
-    feddc_alpha: NonNegativeFloat = 0.01
+    feddc_alpha: Annotated[NonNegativeFloat, SearchRange(0.001, 0.1)] = 0.01
     "Weight of the quadratic pull to the received model less the client's drift."
 
 

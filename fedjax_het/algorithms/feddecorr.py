@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from fedjax_het.core.client_algorithm import HyperParameters
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.nn.model import require_parts
-from fedjax_het.utils.config import Config, NonNegativeFloat
+from fedjax_het.utils.config import Config, NonNegativeFloat, SearchRange
 
 EPSILON = 1e-8  # added to variances, as in the public code
 
@@ -21,7 +22,7 @@ EPSILON = 1e-8  # added to variances, as in the public code
 class FedDecorrHyperParameters(Config):
     """Hyperparameters of FedDecorr."""
 
-    feddecorr_beta: NonNegativeFloat = 0.1
+    feddecorr_beta: Annotated[NonNegativeFloat, SearchRange(0.01, 1)] = 0.1
     """Weight of the decorrelation term, the squared correlations of the features (the inputs of the
     last layer) in a minibatch; 0 is the base."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,13 @@ from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.distillation import compute_logits, sum_over_models
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining
-from fedjax_het.utils.config import Config, NonNegativeFloat, PositiveFloat, PositiveInt
+from fedjax_het.utils.config import (
+    Config,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    SearchRange,
+)
 from fedjax_het.utils.input_kinds import count_rows
 
 
@@ -41,7 +48,7 @@ class FedDFOptions(DistillationOptions):
 class FedDFHyperParameters(Config):
     """Hyperparameters of FedDF."""
 
-    distill_lr: NonNegativeFloat = 1e-3
+    distill_lr: Annotated[NonNegativeFloat, SearchRange(0.0001, 0.01)] = 1e-3
     "Learning rate of the student's Adam; the initial rate if it is annealed."
     distill_clip: PositiveFloat | None = 5.0
     "Norm at which the student's gradients are clipped."

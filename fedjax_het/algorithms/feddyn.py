@@ -1,6 +1,7 @@
 """FedDyn (Acar et al., ICLR 2021, arXiv:2111.04263)."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +12,14 @@ from fedjax_het.algorithms.client_state import with_client_memory, zeros_like_pa
 from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining, ServerMessage, make_local_sgd
-from fedjax_het.utils.config import Config, PositiveFloat
+from fedjax_het.utils.config import Config, PositiveFloat, SearchRange
 
 
 @dataclass(frozen=True)
 class FedDynHyperParameters(Config):
     """Hyperparameters of FedDyn."""
 
-    feddyn_alpha: PositiveFloat = 0.01
+    feddyn_alpha: Annotated[PositiveFloat, SearchRange(0.001, 0.1)] = 0.01
     "Weight of the quadratic pull to the received model."
 
 

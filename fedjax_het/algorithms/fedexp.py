@@ -1,7 +1,7 @@
 """FedExP (Jhunjhunwala, Wang and Joshi, ICLR 2023, arXiv:2301.09604)."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.client_algorithm import ClientUpdate
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining, ServerMessage, make_local_sgd
-from fedjax_het.utils.config import Config, PositiveFloat
+from fedjax_het.utils.config import Config, PositiveFloat, SearchRange
 
 Tree = Any
 
@@ -30,7 +30,7 @@ class FedExPOptions(Config):
 class FedExPHyperParameters(Config):
     """Hyperparameters of FedExP."""
 
-    fedexp_epsilon: PositiveFloat = 1e-3
+    fedexp_epsilon: Annotated[PositiveFloat, SearchRange(0.0001, 0.1)] = 1e-3
     """Number added to the squared norm of the clients' mean change. A smaller number extrapolates
     more: the server's step is longer than the mean change."""
 

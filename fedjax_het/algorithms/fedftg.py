@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import jax.numpy as jnp
 
@@ -23,6 +24,7 @@ from fedjax_het.utils.config import (
     Config,
     DecayFactor,
     NonNegativeFloat,
+    SearchRange,
 )
 from fedjax_het.utils.input_kinds import IMAGE_KINDS
 
@@ -31,9 +33,9 @@ from fedjax_het.utils.input_kinds import IMAGE_KINDS
 class FedFTGHyperParameters(Config):
     """Hyperparameters of FedFTG."""
 
-    image_generator_lr: NonNegativeFloat = 0.01
+    image_generator_lr: Annotated[NonNegativeFloat, SearchRange(0.001, 0.1)] = 0.01
     "Learning rate of the generator's Adam in round 0."
-    distill_lr: NonNegativeFloat = 0.01
+    distill_lr: Annotated[NonNegativeFloat, SearchRange(0.001, 0.1)] = 0.01
     "Learning rate of the SGD of the student, the global model, in round 0."
     distill_lr_decay: DecayFactor = 0.998
     "Factor of both learning rates per round."

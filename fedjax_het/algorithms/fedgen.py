@@ -36,6 +36,7 @@ from fedjax_het.utils.config import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
+    SearchRange,
 )
 
 Tree = Any
@@ -73,9 +74,9 @@ class FedGenOptions(Config):
 class FedGenHyperParameters(Config):
     """Hyperparameters of FedGen."""
 
-    generated_weight: NonNegativeFloat = 10.0
+    generated_weight: Annotated[NonNegativeFloat, SearchRange(1, 100)] = 10.0
     "Weight a of the clients' loss on generated features in round 0."
-    distilled_weight: NonNegativeFloat = 10.0
+    distilled_weight: Annotated[NonNegativeFloat, SearchRange(1, 100)] = 10.0
     "Weight b of the clients' divergence from generated features of their labels in round 0."
     guidance_decay: DecayFactor = 0.98
     "Factor of a and b per round."

@@ -1,6 +1,7 @@
 """FedLC (Zhang et al., ICML 2022, arXiv:2209.00189)."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +12,14 @@ from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.client_algorithm import HyperParameters
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining
-from fedjax_het.utils.config import Config, NonNegativeFloat
+from fedjax_het.utils.config import Config, NonNegativeFloat, SearchRange
 
 
 @dataclass(frozen=True)
 class FedLCHyperParameters(Config):
     """Hyperparameters of FedLC."""
 
-    fedlc_tau: NonNegativeFloat = 0.1
+    fedlc_tau: Annotated[NonNegativeFloat, SearchRange(0.01, 1)] = 0.1
     """Strength tau of the calibration, which lowers the logit of a class with n examples at the
     client by tau n^(-1/4) in the loss; 0 is FedAvg."""
 

@@ -18,7 +18,7 @@ from fedjax_het.core.local_training import LocalTraining, ServerMessage, make_lo
 from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.data.mean_blocks import MeanBlocks, average_examples
 from fedjax_het.utils.arrays import AnyArray
-from fedjax_het.utils.config import Bounds, Config, PositiveInt
+from fedjax_het.utils.config import Bounds, Config, PositiveInt, SearchRange
 from fedjax_het.utils.input_kinds import FLOAT_KINDS
 
 Tree = Any
@@ -50,7 +50,7 @@ MixupLambda = Annotated[float, Bounds(0, 1, open_high=True)]
 class NaiveMixHyperParameters(Config):
     """Hyperparameters of NaiveMix."""
 
-    mixup_lambda: MixupLambda = 0.1
+    mixup_lambda: Annotated[MixupLambda, SearchRange(0.01, 0.5)] = 0.1
     "Weight of the other clients' averages; 0 is FedAvg."
 
 
@@ -58,7 +58,7 @@ class NaiveMixHyperParameters(Config):
 class FedMixHyperParameters(NaiveMixHyperParameters):
     """Hyperparameters of FedMix."""
 
-    mixup_lambda: MixupLambda = 0.05
+    mixup_lambda: Annotated[MixupLambda, SearchRange(0.01, 0.5)] = 0.05
     "Weight of the other clients' averages; 0 is FedAvg."
 
 

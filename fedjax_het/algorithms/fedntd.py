@@ -1,6 +1,7 @@
 """FedNTD (Lee et al., NeurIPS 2022, arXiv:2106.03097)."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining, make_local_sgd
 from fedjax_het.core.task import per_sample_cross_entropy
-from fedjax_het.utils.config import Config, NonNegativeFloat, PositiveFloat
+from fedjax_het.utils.config import Config, NonNegativeFloat, PositiveFloat, SearchRange
 
 EXCLUDED_LOGIT = -1e9  # its softmax is 0, and its differences are no NaN
 
@@ -20,7 +21,7 @@ EXCLUDED_LOGIT = -1e9  # its softmax is 0, and its differences are no NaN
 class FedNTDHyperParameters(Config):
     """Hyperparameters of FedNTD."""
 
-    fedntd_beta: NonNegativeFloat = 1.0
+    fedntd_beta: Annotated[NonNegativeFloat, SearchRange(0.1, 10)] = 1.0
     """Weight of the distillation, the divergence from the probabilities of the received model over
     the classes that are not true; 0 is FedAvg."""
     fedntd_tau: PositiveFloat = 1.0

@@ -6,7 +6,7 @@ Sources: Hsu, Qi and Brown, 2019, arXiv:1909.06335; Reddi et al., ICLR 2021, arX
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,13 @@ from fedjax_het.algorithms.builders import add_mean_change, build_federated_algo
 from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining, ServerMessage, make_local_sgd
-from fedjax_het.utils.config import Config, MomentumCoefficient, NonNegativeFloat, PositiveFloat
+from fedjax_het.utils.config import (
+    Config,
+    MomentumCoefficient,
+    NonNegativeFloat,
+    PositiveFloat,
+    SearchRange,
+)
 
 Tree = Any
 
@@ -36,7 +42,7 @@ class FedAvgMOptions(Config):
 class FedAvgMHyperParameters(Config):
     """Hyperparameters of FedAvgM."""
 
-    server_momentum: MomentumCoefficient = 0.9
+    server_momentum: Annotated[MomentumCoefficient, SearchRange(0.5, 0.95, is_log=False)] = 0.9
     "Momentum of the mean change; 0 is FedAvg."
 
 
@@ -44,13 +50,13 @@ class FedAvgMHyperParameters(Config):
 class AdaptiveServerHyperParameters(Config):
     """Hyperparameters of FedAdam and FedYogi."""
 
-    server_lr: NonNegativeFloat = 0.01
+    server_lr: Annotated[NonNegativeFloat, SearchRange(0.001, 1)] = 0.01
     "Learning rate of the server."
     server_beta1: MomentumCoefficient = 0.9
     "Decay of the mean of the changes."
     server_beta2: MomentumCoefficient = 0.99
     "Decay of the mean of the squared changes."
-    server_tau: PositiveFloat = 1e-3
+    server_tau: Annotated[PositiveFloat, SearchRange(0.0001, 0.1)] = 1e-3
     "Number added to the root of the mean square; a smaller number adapts more."
 
 
@@ -58,11 +64,11 @@ class AdaptiveServerHyperParameters(Config):
 class FedAdagradHyperParameters(Config):
     """Hyperparameters of FedAdagrad."""
 
-    server_lr: NonNegativeFloat = 0.1
+    server_lr: Annotated[NonNegativeFloat, SearchRange(0.001, 1)] = 0.1
     "Learning rate of the server."
     server_beta1: MomentumCoefficient = 0.0
     "Decay of the mean of the changes."
-    server_tau: PositiveFloat = 1e-3
+    server_tau: Annotated[PositiveFloat, SearchRange(0.0001, 0.1)] = 1e-3
     "Number added to the root of the sum of squares; a smaller number adapts more."
 
 

@@ -1,7 +1,7 @@
 """FedProto (Tan et al., AAAI 2022, arXiv:2105.00243)."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ from fedjax_het.core.local_training import (
 )
 from fedjax_het.nn import Model
 from fedjax_het.nn.model import count_features, require_parts
-from fedjax_het.utils.config import Config, NonNegativeFloat
+from fedjax_het.utils.config import Config, NonNegativeFloat, SearchRange
 
 Tree = Any
 FAR = -1e9  # logit of a class without prototype
@@ -50,7 +50,7 @@ class FedProtoOptions(Config):
 class FedProtoHyperParameters(Config):
     """Hyperparameters of FedProto."""
 
-    fedproto_lambda: NonNegativeFloat = 1.0
+    fedproto_lambda: Annotated[NonNegativeFloat, SearchRange(0.1, 10)] = 1.0
     "Weight of the distance to the prototypes; 0 is Separate."
 
 

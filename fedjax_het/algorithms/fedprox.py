@@ -1,6 +1,7 @@
 """FedProx (Li et al., MLSys 2020, arXiv:1812.06127)."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.builders import build_federated_algorithm
@@ -8,14 +9,14 @@ from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining, make_local_sgd
 from fedjax_het.core.training_variants import add_proximal_gradient
-from fedjax_het.utils.config import Config, NonNegativeFloat
+from fedjax_het.utils.config import Config, NonNegativeFloat, SearchRange
 
 
 @dataclass(frozen=True)
 class FedProxHyperParameters(Config):
     """Hyperparameters of FedProx."""
 
-    prox_mu: NonNegativeFloat = 0.01
+    prox_mu: Annotated[NonNegativeFloat, SearchRange(0.001, 1)] = 0.01
     "Weight of the proximal term, half the squared distance from the received model."
 
 

@@ -1,6 +1,7 @@
 """FedRS (Li and Zhan, KDD 2021)."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +12,14 @@ from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.client_algorithm import HyperParameters
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining
-from fedjax_het.utils.config import Config, UnitInterval
+from fedjax_het.utils.config import Config, SearchRange, UnitInterval
 
 
 @dataclass(frozen=True)
 class FedRSHyperParameters(Config):
     """Hyperparameters of FedRS."""
 
-    fedrs_alpha: UnitInterval = 0.5
+    fedrs_alpha: Annotated[UnitInterval, SearchRange(0.1, 0.9, is_log=False)] = 0.5
     "Factor of the logits of classes that a client lacks; 1 is FedAvg."
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import jax
 import optax
@@ -12,7 +13,7 @@ from fedjax_het.algorithms.fedcm import build_client_momentum_algorithm
 from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining, make_local_sgd
-from fedjax_het.utils.config import Config, DecayFactor, NonNegativeFloat
+from fedjax_het.utils.config import Config, DecayFactor, NonNegativeFloat, SearchRange
 
 _MIN_NORM = 1e-16  # as in debcaldarola/fedsam: a gradient of zero has no direction
 
@@ -21,7 +22,7 @@ _MIN_NORM = 1e-16  # as in debcaldarola/fedsam: a gradient of zero has no direct
 class FedSAMHyperParameters(Config):
     """Hyperparameters of FedSAM."""
 
-    fedsam_rho: NonNegativeFloat = 0.1
+    fedsam_rho: Annotated[NonNegativeFloat, SearchRange(0.01, 1)] = 0.1
     """Radius rho of sharpness-aware minimization: each step follows the gradient at weights that
     are moved uphill by this distance, the Euclidean norm over all parameters; 0 is FedAvg."""
 
@@ -30,7 +31,7 @@ class FedSAMHyperParameters(Config):
 class MoFedSAMHyperParameters(FedSAMHyperParameters):
     """Hyperparameters of MoFedSAM."""
 
-    mofedsam_beta: DecayFactor = 0.1
+    mofedsam_beta: Annotated[DecayFactor, SearchRange(0.03, 1)] = 0.1
     """Weight beta of the client's gradient in its local steps. The weight of the global direction,
     the clients' mean step of the last round, is 1 - beta; 1 is FedSAM."""
 

@@ -6,7 +6,7 @@ Sources: Mai, La and Zhang, 2022, arXiv:2210.02614; Zhao et al., 2018, arXiv:180
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.core.server_parallelism import ServerParallelism
 from fedjax_het.core.server_training import make_sequential_batches, train_on_server
 from fedjax_het.core.training_variants import count_optimizer_steps, require_constant_lr
-from fedjax_het.utils.config import Config, DecayFactor, NonNegativeFloat, PositiveInt
+from fedjax_het.utils.config import Config, DecayFactor, NonNegativeFloat, PositiveInt, SearchRange
 
 SERVER_EPOCHS_INPUT = "server_epochs"  # name of the rounds' input
 
@@ -48,7 +48,7 @@ class FSLOptions(Config):
 class FSLHyperParameters(Config):
     """Hyperparameters of FSL."""
 
-    gamma: NonNegativeFloat = 1.0
+    gamma: Annotated[NonNegativeFloat, SearchRange(0.1, 10)] = 1.0
     "Weight of the server's loss in the first round."
     gamma_decay: DecayFactor = 1.0
     "Factor of `gamma` from round to round; 1: `gamma` is constant."

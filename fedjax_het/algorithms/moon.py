@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,13 @@ from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import ClientTrainState, LocalTraining, make_local_sgd
 from fedjax_het.nn import Model, add_projection_head, micro_batched_value_and_grad
 from fedjax_het.nn.model import require_parts
-from fedjax_het.utils.config import Config, NonNegativeFloat, NonNegativeInt, PositiveFloat
+from fedjax_het.utils.config import (
+    Config,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    SearchRange,
+)
 
 Tree = Any
 
@@ -33,7 +39,7 @@ class MOONOptions(Config):
 class MOONHyperParameters(Config):
     """Hyperparameters of MOON."""
 
-    moon_mu: NonNegativeFloat = 1.0
+    moon_mu: Annotated[NonNegativeFloat, SearchRange(0.1, 10)] = 1.0
     "Weight of the contrastive loss."
     moon_tau: PositiveFloat = 0.5
     "Temperature of the contrastive loss."

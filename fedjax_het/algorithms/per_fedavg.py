@@ -1,7 +1,7 @@
 """Per-FedAvg (Fallah, Mokhtari and Ozdaglar, NeurIPS 2020, arXiv:2002.07948)."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from fedjax_het.core.local_training import (
     make_local_sgd,
 )
 from fedjax_het.core.training_variants import make_local_model_training, with_plain_sgd
-from fedjax_het.utils.config import Config, NonNegativeFloat, PositiveFloat
+from fedjax_het.utils.config import Config, NonNegativeFloat, PositiveFloat, SearchRange
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class PerFedAvgOptions(Config):
 class PerFedAvgHyperParameters(Config):
     """Hyperparameters of Per-FedAvg."""
 
-    inner_lr: NonNegativeFloat = 0.01
+    inner_lr: Annotated[NonNegativeFloat, SearchRange(0.001, 0.1)] = 0.01
     "Learning rate of the step on its own data that each client's model is optimized for."
     hf_delta: PositiveFloat | None = None
     'Length of the difference of gradients; with order "hessian_free" only.'

@@ -1,6 +1,7 @@
 """pFedMe (Dinh, Tran and Nguyen, NeurIPS 2020, arXiv:2006.08848)."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from fedjax_het.core.local_training import (
     make_local_sgd,
 )
 from fedjax_het.core.training_variants import add_proximal_gradient
-from fedjax_het.utils.config import Config, PositiveFloat, PositiveInt
+from fedjax_het.utils.config import Config, PositiveFloat, PositiveInt, SearchRange
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,9 @@ class PFedMeOptions(Config):
 class PFedMeHyperParameters(Config):
     """Hyperparameters of pFedMe."""
 
-    pfedme_lambda: PositiveFloat = 15.0
+    pfedme_lambda: Annotated[PositiveFloat, SearchRange(1, 100)] = 15.0
     "Weight of the pull between personal and local models."
-    personal_lr: PositiveFloat = 0.09
+    personal_lr: Annotated[PositiveFloat, SearchRange(0.01, 1)] = 0.09
     "Learning rate of the personal model."
 
 

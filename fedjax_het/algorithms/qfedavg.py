@@ -1,7 +1,7 @@
 """q-FedAvg (Li, Sanjabi, Beirami and Smith, ICLR 2020, arXiv:1905.10497)."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from fedjax_het.core.client_algorithm import ClientUpdate
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining, make_local_sgd
 from fedjax_het.core.training_variants import require_constant_lr
-from fedjax_het.utils.config import Config, NonNegativeFloat
+from fedjax_het.utils.config import Config, NonNegativeFloat, SearchRange
 
 Tree = Any
 _MIN_LOSS = 1e-10  # added to losses, as in litian96/fair_flearn
@@ -26,7 +26,7 @@ _MIN_DIVISOR = 1e-30  # of rounds in which all powers of losses are 0 in float32
 class QFedAvgHyperParameters(Config):
     """Hyperparameters of q-FedAvg."""
 
-    qfedavg_q: NonNegativeFloat = 0.001
+    qfedavg_q: Annotated[NonNegativeFloat, SearchRange(0.0001, 1)] = 0.001
     "Exponent of the clients' losses; a larger number makes losses more equal; 0 is FedAvg."
 
 

@@ -239,7 +239,9 @@ def _describe_method(method: Any) -> Iterator[str]:
         fields = document_fields(type(config))
         for name, hyperparameter in hyperparameters.items():
             words, text = fields[name]
-            yield f"  {name} = {hyperparameter.default:g}: {words}" + (f". {text}" if text else "")
+            searched = f" (tune: {s})" if (s := hyperparameter.search_range) else ""
+            line = f"  {name} = {hyperparameter.default:g}: {words}{searched}"
+            yield line + (f". {text}" if text else "")
     default = collect_settings_by_protocol(method, RunSpec.dataset)
     yield f"settings by protocol (--protocol NAME) on Fashion-MNIST, and if others on {RunSpec.dataset}:"
     for name, values in collect_settings_by_protocol(method).items():

@@ -1,9 +1,10 @@
-"""Command line `fedjax-het`: demo, run, sweep, report, export, table, list, show, devices."""
+"""Command line `fedjax-het`: demo, run, sweep, tune, report, export, table, list, show, devices."""
 
 import contextlib
 import dataclasses
 import functools
 import importlib
+import io
 import os
 import re
 import sys
@@ -77,6 +78,12 @@ COMMANDS = {
         "sweep --algorithm fedavg scaffold --alpha 0.1 1 --seeds 0 1 2",
         *("sweep", "SweepCommand", "sweep_command"),
         {"seed": "--seeds", "address": "--ray-address"},
+    ),
+    "tune": Command(
+        "Choose hyperparameters by validation accuracy, with equal budgets for all methods.",
+        "tune --algorithm fedavg fedprox --trials 9 --rounds 30",
+        *("tune", "TuneCommand", "tune_command"),
+        {"seed": "--seeds"},
     ),
     "report": Command(
         "Print the tables of a folder of results, and write tables and figures to files.",
@@ -176,7 +183,7 @@ def _run(words: Sequence[str]) -> int:
             reason = summarize_error(error)
             expected = "processes that SLURM, a TPU pod or Open MPI have started"
             raise ConfigError(f"--distributed: expected {expected} ({reason})") from error
-    if name in ("demo", "run", "sweep"):
+    if name in ("demo", "run", "sweep", "tune"):
         require_variables()
     for plugin in imports:
         import_plugin(plugin)
@@ -221,7 +228,7 @@ def _parse_command(config_class: type, argv: Sequence[str], prog: str = "") -> A
 
 def _list_help_options(name: str, *, include_rare: bool = True) -> Iterable[command_line.Option]:
     config_class = COMMANDS[name].config_class
-    if name in ("run", "sweep"):
+    if name in ("run", "sweep", "tune"):
         from fedjax_het.cli.options import list_help_options
 
         return list_help_options(config_class, include_rare=include_rare)
@@ -261,7 +268,8 @@ def _print_help(status: int = 0) -> NoReturn:
     text = f"Federated learning on heterogeneous clients, simulated. {IMPORT_HELP}"
     examples = [f"   fedjax-het {command.example}" for command in COMMANDS.values()]
     command_line.configure_help_output()
-    with contextlib.suppress(SystemExit):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
         tyro.extras.subcommand_cli_from_dict(
             help_classes,
             prog="fedjax-het",
@@ -269,4 +277,6 @@ def _print_help(status: int = 0) -> NoReturn:
             args=["--help"],
             config=(tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff),
         )
+    # tyro lists all commands in the line of the usage, which is then too long.
+    print(re.sub(r"\{[\w,]+\}", "COMMAND", output.getvalue(), count=1), end="")
     raise SystemExit(status)

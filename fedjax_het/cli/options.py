@@ -69,6 +69,7 @@ _GROUPS = {
         *("validation", "target_accuracy", "patience", "min_delta"),
     ),
     "run": ("rounds", "seed", "seeds", "config", "list", "resume", "restart", "resume_anyway"),
+    "search": ("trials", "rungs", "reduction", "space", "sampler"),
     "speed and memory": (
         *("lanes", "launcher", "spread", "vmapped", "memory", "server_work", "client_state"),
         "client_data",
@@ -101,6 +102,7 @@ _COMMON = (
         "metrics",
     ),
     *("validation", "patience", "rounds", "seed", "seeds", "config", "list", "restart"),
+    *("trials", "rungs", "reduction", "space", "sampler"),
     *("lanes", "launcher", "output_dir", "quiet", "json"),
 )
 _METAVARS = {

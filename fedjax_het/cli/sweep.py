@@ -48,14 +48,8 @@ _ListSettings: Any = _make_list_config()
 
 
 @dataclass(frozen=True)
-class SweepCommand(CommonOptions, _ListSettings):
-    """Run every combination of the given values, many federations at a time.
-
-    Every setting accepts several values, e.g. --alpha 0.01 0.1; an omitted setting has the value of
-    the protocol (default: standard, of NIID-Bench). The output folder keeps results, tables and
-    figures; runs with a result there are skipped. Processes share a folder's runs. In a pipe, the
-    last line is JSON.
-    """
+class GridOptions(CommonOptions, _ListSettings):
+    """Settings of runs as lists of values."""
 
     seed: tyro.conf.Suppress[int] = 0
     seeds: tuple[NonNegativeInt, ...] = (0,)
@@ -66,6 +60,18 @@ class SweepCommand(CommonOptions, _ListSettings):
     server_options: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     network_options: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     optimizer_options: dict[str, tuple[bool, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SweepCommand(GridOptions):
+    """Run every combination of the given values, many federations at a time.
+
+    Every setting accepts several values, e.g. --alpha 0.01 0.1; an omitted setting has the value of
+    the protocol (default: standard, of NIID-Bench). The output folder keeps results, tables and
+    figures; runs with a result there are skipped. Processes share a folder's runs. In a pipe, the
+    last line is JSON.
+    """
+
     output_dir: Path = Path("results/sweep")
     """Folder of the results."""
     spread: str = "auto"
@@ -99,8 +105,8 @@ class SweepCommand(CommonOptions, _ListSettings):
     plugins: tyro.conf.Suppress[tuple[str, ...]] = ()
 
 
-def build_run_specs(command: SweepCommand) -> list[RunSpec]:
-    """Return the runs of the command line of a sweep."""
+def build_run_specs(command: GridOptions) -> list[RunSpec]:
+    """Return the runs of every combination of the given values."""
     from fedjax_het.config.grid import grid
 
     names = (*_LIST_SETTINGS, "metrics")

@@ -10,7 +10,7 @@ and its public code; Cazenavette et al., "Dataset Distillation by Matching Train
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ from fedjax_het.utils.config import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    SearchRange,
 )
 from fedjax_het.utils.errors import require
 
@@ -65,11 +66,11 @@ class SynthesisHyperParameters(Config):
       0.01
     """
 
-    image_lr: NonNegativeFloat = 5e-2
+    image_lr: Annotated[NonNegativeFloat, SearchRange(0.005, 0.5)] = 5e-2
     """Adam's learning rate for the inputs."""
     label_lr: NonNegativeFloat = 1e-2
     """Adam's learning rate for the label logits."""
-    step_size: PositiveFloat = 0.04
+    step_size: Annotated[PositiveFloat, SearchRange(0.01, 1)] = 0.04
     """Inner learning rate at the start."""
     step_size_lr: NonNegativeFloat = 1e-5
     """Adam's learning rate for the inner learning rate; 0 leaves it constant."""

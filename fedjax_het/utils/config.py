@@ -164,6 +164,13 @@ def split_bounds(annotation: Any) -> tuple[Any, Bounds]:
     return base_type, next((extra for extra in metadata if isinstance(extra, Bounds)), Bounds())
 
 
+def get_search_range(annotation: Any) -> "SearchRange | None":
+    """Return the range that an annotation declares for a search; None without a range."""
+    (annotation,) = union_members(annotation)
+    metadata = getattr(annotation, "__metadata__", ())
+    return next((extra for extra in metadata if isinstance(extra, SearchRange)), None)
+
+
 def is_supported_annotation(annotation: Any) -> bool:
     """Return whether a field of a `Config` can have an annotation.
 
@@ -673,6 +680,41 @@ def parse_literal(text: str) -> Any:
         return text
 
 
+class SearchRange(NamedTuple):
+    """Range of a numeric hyperparameter in which a search draws values.
+
+    Attributes:
+      low: smallest value.
+      high: largest value.
+      is_log: whether values are uniform on a logarithmic scale; otherwise on a linear scale.
+
+    Example:
+      >>> from fedjax_het.methods import SearchRange
+      >>> SearchRange(0.01, 1.0).interpolate(0.5)
+      0.1
+    """
+
+    low: float
+    high: float
+    is_log: bool = True
+
+    def interpolate(self, share: float) -> float:
+        """Return the value at a share in [0, 1] of the way from `low` to `high`.
+
+        Returns:
+          The value, rounded to three significant digits.
+        """
+        if self.is_log:
+            value = self.low * (self.high / self.low) ** share
+        else:
+            value = self.low + share * (self.high - self.low)
+        return float(f"{value:.3g}")
+
+    def __str__(self) -> str:
+        """Return the range as text, e.g. "0.01 to 1"."""
+        return f"{self.low:g} to {self.high:g}"
+
+
 class HyperParameter(NamedTuple):
     """Default and bounds of a numeric hyperparameter.
 
@@ -686,6 +728,8 @@ class HyperParameter(NamedTuple):
     """Value of runs that do not set the hyperparameter."""
     bounds: Bounds
     """Valid values."""
+    search_range: SearchRange | None = None
+    """Values that `tune` draws; None: `tune` does not vary the hyperparameter."""
 
 
 def hyperparameters_of(config: Config) -> dict[str, HyperParameter]:
@@ -695,7 +739,9 @@ def hyperparameters_of(config: Config) -> dict[str, HyperParameter]:
     """
     fields = field_types(type(config))
     return {
-        name: HyperParameter(float(getattr(config, name)), split_bounds(annotation)[1])
+        name: HyperParameter(
+            float(getattr(config, name)), split_bounds(annotation)[1], get_search_range(annotation)
+        )
         for name, annotation in fields.items()
         if getattr(config, name) is not None
     }

@@ -191,6 +191,7 @@ def understood_by_the_command(arguments, monkeypatch):
         "demo": lambda command: 0,
         "run": lambda command: build_run_spec(command).resolved() and 0,
         "sweep": lambda command: build_run_specs(command) and 0,
+        "tune": lambda command: build_run_specs(command) and 0,
         "report": lambda command: 0,
     }
     for name, check in checks.items():

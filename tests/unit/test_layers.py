@@ -20,6 +20,7 @@ LAYERS = (
     ("methods",),  # a module that gathers what the file of a method imports
     ("config",),
     ("runtime",),
+    ("tuning",),
     ("analysis",),
     ("papers",),
     ("cli",),
