@@ -61,7 +61,8 @@ def write_tfds_dataset(
 
         def _generate_examples(self, split):
             for index, (image, label) in enumerate(zip(*content[split], strict=True)):
-                example = {key: "x" if key == "id" else 0 for key in (extra or {})}
+                name = f"{split}_{index:05d}"
+                example = {key: name if key == "id" else 0 for key in (extra or {})}
                 yield index, {"image": encode_image(image, jpeg), "label": int(label), **example}
 
     Synthetic.name = name

@@ -8,6 +8,8 @@ from support.tfds_data import write_tfds_dataset
 from support.tfrecords import crc32c, write_tfrecords
 
 from fedjax_het import load_dataset
+from fedjax_het.data.sources.source import PublishedDataset
+from fedjax_het.data.sources.tfds import _parse_positions
 from fedjax_het.data.sources.tfrecord import compute_crc32c, iter_records
 from fedjax_het.utils.errors import ConfigError
 
@@ -45,6 +47,35 @@ def test_equal_to_array_record(prepared, tmp_path):
     assert dataset.source == "tensorflow-datasets 1.0.0, tfrecord"
     assert dataset.order == original.order == "tensorflow-datasets"
     assert "tensorflow" not in sys.modules
+
+
+@pytest.mark.parametrize("form", ["array_record", "tfrecord"])
+def test_order_of_the_files(form, tmp_path, private_cache):
+    import tensorflow_datasets as tfds
+
+    with tfds.core.registered.skip_registration():
+        ids = {"id": tfds.features.Text()}
+        content = write_tfds_dataset(tmp_path, "mine", (5, 4, 3), 10, extra=ids)
+        write_tfds_dataset(tmp_path, "other", (5, 4, 3), 10)
+    if form == "tfrecord":
+        write_tfrecords(tmp_path / "mine/1.0.0")
+        write_tfrecords(tmp_path / "other/1.0.0")
+    dataset = load_dataset(f"tfds:{tmp_path}/mine?order=files")
+    np.testing.assert_array_equal(dataset.train_inputs, content["train"][0])
+    np.testing.assert_array_equal(dataset.test_labels, content["test"][1])
+    stored = load_dataset(f"tfds:{tmp_path}/mine")
+    assert (dataset.order, stored.order) == ("files", "tensorflow-datasets")
+    assert dataset.digest() != stored.digest()
+    message = (
+        "order = 'files': other is stored in the order of hashed keys.*no ids: expected no value"
+    )
+    with pytest.raises(ConfigError, match=message):
+        load_dataset(f"tfds:{tmp_path}/other?order=files")
+    positions = _parse_positions(PublishedDataset("", "own"), [b"train_2", b"train_0", b"train_1"])
+    assert positions.tolist() == [2, 0, 1]
+    for ids in ([b"train_deer_0", b"train_1"], [b"train_0", b"train_0"], [b"train_1", b"train_2"]):
+        with pytest.raises(ConfigError, match=r"ids of own, such as 'train_.*are no positions"):
+            _parse_positions(PublishedDataset("", "own"), ids)
 
 
 @pytest.mark.parametrize("damage", ["content", "length", "end", "header", "missing record"])
