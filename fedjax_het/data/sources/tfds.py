@@ -317,7 +317,7 @@ def _require_ids(dataset: PublishedDataset, folder: Path) -> None:
 
 
 def _parse_positions(dataset: PublishedDataset, ids: list[bytes]) -> np.ndarray:
-    """Return the position in the authors' files that each id states, such as 16399 of `train_16399`.
+    """Return the position in the authors' files that each id states: 16399 of `train_16399`.
 
     Raises:
       ConfigError: unless the ids state each position once.
