@@ -53,7 +53,8 @@ with contextlib.suppress(SystemExit):
 
 def test_simulate_imports_no_library_of_tables_and_figures():
     libraries = ("matplotlib", "pandas", "pyarrow", "scipy", "sklearn", "tensorflow")
-    code = "import sys; from fedjax_het import RunSpec, simulate, sweep; "
+    code = "import sys; from fedjax_het import RunSpec, load_dataset, simulate, sweep; "
+    code += "load_dataset('digits');"
     assert python(f"{code} print([name for name in {libraries} if name in sys.modules])") == "[]"
 
 

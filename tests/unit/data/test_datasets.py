@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.tfds_data import write_tfds_dataset
 
-from fedjax_het.data import DATASETS, NORMALIZATIONS, load_dataset
+from fedjax_het.data import DATASETS, NORMALIZATIONS, dataset_registry, load_dataset
 from fedjax_het.data.dataset_registry import select_first_45_classes
 from fedjax_het.data.prepare import main as prepare_main
 from fedjax_het.data.prepare import prepare_dataset
@@ -519,7 +519,11 @@ def test_load_without_writable_cache(prepared_mnist, caplog):
 # --- digits
 
 
-def test_digits_match_scikit_learn():
+@pytest.mark.parametrize("has_file", [True, False])
+def test_digits_match_scikit_learn(has_file, monkeypatch):
+    """Read from scikit-learn's file, or by its function where the file has another place."""
+    if not has_file:
+        monkeypatch.setattr(dataset_registry.importlib.util, "find_spec", lambda name: None)
     from sklearn.datasets import load_digits
 
     dataset, original = load_dataset("digits"), load_digits()
