@@ -40,6 +40,7 @@ log = logging.getLogger("fedjax_het")
 SPEEDUP_MARGIN = 0.9  # more lanes must take less than this share of the time that fewer take
 MAX_PAIR_LANES = 64  # lanes of pairs that are tried: each holds a batch's activations
 MAX_UNROLLED_LANES = 8  # the program grows with the lanes
+MAX_SERVER_BATCH_SIZE = 4096  # samples of a timed step of the server; more only take memory
 # Minimum number of clients, or pairs, that a device processes in a timing.
 NUM_TIMED_CLIENTS, NUM_TIMED_CLIENTS_CPU, NUM_TIMED_PAIRS = 32, 4, 4
 RETRY_MEMORY_FACTOR = 1.25  # a candidate that failed is timed again with so much more memory
@@ -339,7 +340,7 @@ def choose_server_sharding(
 
     Args:
       task: network and normalization.
-      batch_size: samples per step.
+      batch_size: samples per step, of which at most `MAX_SERVER_BATCH_SIZE` are timed.
       devices: devices that share the run.
       label: the network, and everything else that a step's time depends on.
 
@@ -351,11 +352,13 @@ def choose_server_sharding(
     if not can_shard or not is_single_process:  # a collective per step is too slow for processes
         return False
 
+    timed_batch_size = min(batch_size, MAX_SERVER_BATCH_SIZE)
+
     def time_candidate(candidate: Candidate) -> float:
-        return time_server_step(task, batch_size, devices, is_sharded=candidate.lanes > 1)
+        return time_server_step(task, timed_batch_size, devices, is_sharded=candidate.lanes > 1)
 
     candidates = [Candidate(1, SERVER), Candidate(len(devices), SERVER)]
-    key = format_key(label, SERVER, batch_size, devices, NUM_SERVER_STEPS)
+    key = format_key(label, SERVER, timed_batch_size, devices, NUM_SERVER_STEPS)
     seconds = _load_or_time(devices, key, candidates, time_candidate, None)
     if len(seconds) < len(candidates):
         return False

@@ -301,11 +301,12 @@ def test_step_has_one_collective(kind):
 @pytest.fixture
 def choose(monkeypatch, tmp_path):
     monkeypatch.setenv("FEDJAX_HET_CACHE", str(tmp_path))
-    timed = []
+    timed, batch_sizes = [], []
 
     def choose(alone, shared_, model=None, **settings):
         def time_one(task, batch_size, devices, *, is_sharded):
             timed.append(is_sharded)
+            batch_sizes.append(batch_size)
             return shared_ if is_sharded else alone
 
         monkeypatch.setattr(autotune, "time_server_step", time_one)
@@ -315,6 +316,7 @@ def choose(monkeypatch, tmp_path):
             task, **{"batch_size": 8, "devices": devices, "label": "mlp", **settings}
         )
 
+    choose.batch_sizes = batch_sizes
     choose.timed, choose.file = timed, tmp_path / "lanes.json"
     return choose
 
@@ -325,6 +327,12 @@ def test_choose_server_sharding_by_speed(choose):
     assert choose(1.0, 2.0)  # as remembered
     assert choose.timed == [False, True] and json.loads(choose.file.read_text())
     assert not choose(1.0, 0.95, label="other")
+
+
+@pytest.mark.skipif(DEVICES < 2, reason="there is nothing to share with")
+def test_choose_server_sharding_times_no_batch_beyond_memory(choose):
+    assert choose(1.0, 0.6, batch_size=10**9)
+    assert set(choose.batch_sizes) == {autotune.MAX_SERVER_BATCH_SIZE}
 
 
 def test_choose_server_sharding_without_timing(choose):
