@@ -220,7 +220,8 @@ class BatchNorm(nn.Module):
                     count = num_shards * len(x) * num_pixels
                     if num_shards == 1:
                         return values.mean(axis=(0, 1, 2)), count
-                    return sum_over_shards(values.sum(axis=(0, 1, 2)), batch_axis) / count, count
+                    total = sum_over_shards(values.sum(axis=(0, 1, 2)), batch_axis)
+                    return total / float(count), count  # more than 2**31 values are possible
                 sums = values.sum(axis=(0, 1, 2), where=mask), mask.sum(dtype=x.dtype) * num_pixels
                 total, count = sum_over_shards(sums, batch_axis)
                 return total / jnp.maximum(count, 1), count
