@@ -216,7 +216,7 @@ def _make_row(table_run: TableRun, cell: TableCell, results: dict[int, Result]) 
         },
         {seed: _second_half(run["client_accuracy"]).mean(0) for seed, run in metrics.items()},
         num_bytes.cumsum() / 1e6,
-        _load_teraflops(table_run, cell),
+        load_teraflops(table_run, cell),
         len(cell.runs),
     )
 
@@ -228,7 +228,7 @@ def stack_seed_accuracies(rows: Sequence[MethodCosts]) -> np.ndarray:
     return np.array(means).reshape(len(seeds), len(rows))
 
 
-def _load_teraflops(table_run: TableRun, cell: TableCell) -> np.ndarray:
+def load_teraflops(table_run: TableRun, cell: TableCell) -> np.ndarray:
     """Return the cumulative TFLOP of the first seed, `[rounds]`.
 
     One tuning of evaluated copies is included. The values are counted once and stored in the folder

@@ -88,6 +88,7 @@ def select_items(only: Sequence[str] = ()) -> list[PaperItem]:
         for name, module in find_programs().items()
         if name != "all"
     ]
+    items = [item for item in items if item.paper in PAPERS]
     for name in only:
         require_name("only", name, [*PAPERS, *(item.name for item in items)])
     return [item for item in items if not only or item.paper in only or item.name in only]

@@ -63,6 +63,14 @@ PROGRAM_MODULES = {
     "fsl.fig11": "fsl.figures",
     "niid_bench.table3": "niid_bench.table3",
     "pfllib.table": "pfllib.table",
+    "heterogeneity.atlas": "heterogeneity.atlas",
+    "heterogeneity.systems": "heterogeneity.systems",
+    "leaderboard.label": "leaderboard.label",
+    "leaderboard.feature": "leaderboard.feature",
+    "leaderboard.quantity": "leaderboard.quantity",
+    "leaderboard.noise": "leaderboard.noise",
+    "leaderboard.personal": "leaderboard.personal",
+    "text.speakers": "text.speakers",
 }
 
 

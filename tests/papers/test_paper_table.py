@@ -58,6 +58,14 @@ TABLE_PROGRAMS = [
 PARTS_OF_DATA = {
     ("pfllib.table", "cpu"): ("fashion_mnist_twentieth",),
     ("niid_bench.table3", "cpu"): ("mnist_tenth", "fashion_mnist_tenth", "cifar10_tenth"),
+    ("heterogeneity.atlas", "cpu"): ("fashion_mnist_tenth",),
+    ("heterogeneity.systems", "cpu"): ("fashion_mnist_twentieth",),
+    ("text.speakers", "quick"): ("speakers",),
+    ("text.speakers", "cpu"): ("speakers",),
+    **{
+        (f"leaderboard.{name}", "cpu"): ("fashion_mnist_tenth",)
+        for name in ("label", "feature", "quantity", "noise", "personal")
+    },
 }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from fedjax_het.papers.programs import ProgramMain
 from fedjax_het.papers.table.cells import list_unique_runs, make_cells
 from fedjax_het.papers.table.declaration import TableArguments, TableDeclaration
+from fedjax_het.papers.table.search import choose_hyperparameters
 from fedjax_het.papers.table.table_run import QUICK, TableRun
 from fedjax_het.papers.table.tuning import add_tuned_cells, describe_tuning, make_tuning_trials
 from fedjax_het.papers.table.writer import write_comparison_table
@@ -86,16 +87,21 @@ def _run_table(
     write_outputs: Callable[[TableRun], Sequence[str]],
 ) -> int:
     cells, specs = make_cells(experiment, arguments), []
+    make_dataset = experiment.presets[arguments.preset].make_dataset
+    dataset = make_dataset() if make_dataset else None
+    folder_name = experiment.results_folder or experiment.name
+    directory = Path(arguments.output_dir or f"results/{folder_name}-{arguments.preset}")
+    if experiment.budget is not None:
+        runs_trials = not (arguments.list or arguments.show)
+        cells = choose_hyperparameters(
+            cells, directory, experiment.budget, dataset=dataset, runs_trials=runs_trials
+        )
     if arguments.tuned:
         has_tuning = bool(experiment.tuned_hyperparameters)
         require(has_tuning, "tuned", True, "a table that declares tuned hyperparameters")
         trials = make_tuning_trials(experiment, cells)
         specs = list_unique_runs([*cells, *(cell for trial in trials for cell in trial.cells)])
     specs = specs or list_unique_runs(cells)
-    make_dataset = experiment.presets[arguments.preset].make_dataset
-    dataset = make_dataset() if make_dataset else None
-    folder_name = experiment.results_folder or experiment.name
-    directory = Path(arguments.output_dir or f"results/{folder_name}-{arguments.preset}")
     if arguments.list:
         plan = plan_sweep(specs, directory, dataset=dataset)
         varying = list_varying_settings(spec for _, spec, _ in plan)

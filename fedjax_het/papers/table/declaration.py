@@ -16,6 +16,7 @@ from fedjax_het.analysis.figures.style import FigureFormat
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.config.settings import HYPERPARAMETER_SETTINGS, drop_unused_settings
 from fedjax_het.papers.reported import load_reported_values
+from fedjax_het.tuning.tuner import Budget
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -200,6 +201,9 @@ class TableDeclaration:
     """The paper's method; the differences of all rows from it are tested."""
     tuned_hyperparameters: dict[str, str] = field(default_factory=dict)
     """By method, the hyperparameter that `--tuned` tunes."""
+    budget: Budget | None = None
+    """Trials of a search that tunes all rows before they run, see `choose_hyperparameters`. None:
+    rows have the protocol's hyperparameters."""
     control_rows: dict[str, str] = field(default_factory=dict)
     """By control row, the row whose mechanism it lacks."""
     row_display_names: dict[str, str] = field(default_factory=dict)

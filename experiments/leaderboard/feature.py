@@ -1,0 +1,8 @@
+"""Leaderboard under feature skew: the images of half of the clients are rotated by 90 degrees."""
+
+import sys
+
+from fedjax_het.papers.leaderboard.feature import main
+
+if __name__ == "__main__":
+    sys.exit(main())

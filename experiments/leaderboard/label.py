@@ -1,0 +1,8 @@
+"""Leaderboard under label skew: Dirichlet 0.1."""
+
+import sys
+
+from fedjax_het.papers.leaderboard.label import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,8 @@
+"""Leaderboard under label noise: 40 % of the training labels are replaced."""
+
+import sys
+
+from fedjax_het.papers.leaderboard.noise import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,8 @@
+"""Leaderboard under quantity skew: sizes of the clients from Dirichlet 0.3."""
+
+import sys
+
+from fedjax_het.papers.leaderboard.quantity import main
+
+if __name__ == "__main__":
+    sys.exit(main())

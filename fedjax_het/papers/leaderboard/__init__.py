@@ -1,0 +1,1 @@
+"""Leaderboards of methods under one kind of heterogeneity, with equal tuning budgets."""
