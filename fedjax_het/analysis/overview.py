@@ -569,6 +569,9 @@ def get_metric_label(metric: str, tasks: Sequence[object] = ()) -> str:
     Args:
       metric: name of the metric.
       tasks: names of the runs' tasks, whose score has its own name, see `list_tasks`.
+
+    Returns:
+      One line of text.
     """
     return to_one_line(name_score(get_metric_info(metric).axis_label or metric, tasks))
 

@@ -268,7 +268,8 @@ def _print_help(status: int = 0) -> NoReturn:
     text = f"Federated learning on heterogeneous clients, simulated. {IMPORT_HELP}"
     examples = [f"   fedjax-het {command.example}" for command in COMMANDS.values()]
     command_line.configure_help_output()
-    output = io.StringIO()
+    is_terminal, output = sys.stdout.isatty, io.StringIO()
+    output.isatty = is_terminal  # type: ignore[method-assign]
     with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
         tyro.extras.subcommand_cli_from_dict(
             help_classes,

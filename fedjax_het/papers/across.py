@@ -229,10 +229,16 @@ def stack_seed_accuracies(rows: Sequence[MethodCosts]) -> np.ndarray:
 
 
 def load_teraflops(table_run: TableRun, cell: TableCell) -> np.ndarray:
-    """Return the cumulative TFLOP of the first seed, `[rounds]`.
+    """Load the cumulative operations of the first seed, with one tuning of evaluated copies.
 
-    One tuning of evaluated copies is included. The values are counted once and stored in the folder
-    of the runs.
+    The values are counted once and stored in the folder of the runs.
+
+    Args:
+      table_run: the table with its runs.
+      cell: cell of a method.
+
+    Returns:
+      TFLOP, `[rounds]`.
     """
     run = cell.runs[0]
     path = table_run.directory / "arithmetic" / f"{run.digest()}.npy"

@@ -272,9 +272,9 @@ def method_hyperparameters() -> Iterator[Target]:
         spec = RunSpec(name).resolved()
         entry = get_algorithm_spec(name, spec.options)
         known = entry.collect_hyperparameters(spec.local_optimizer, spec.options, spec.num_clients)
-        for number, (_, bounds) in known.items():
+        for number, record in known.items():
             make = lambda v, m=name, n=number: digest(algorithm=m, hp={n: v})  # noqa: E731
-            yield Target(f"hp {number}", Annotated[float, bounds], make)
+            yield Target(f"hp {number}", Annotated[float, record.bounds], make)
 
 
 def method_options() -> Iterator[Target]:
@@ -522,6 +522,8 @@ def try_words(flag: Flag, words: list[str]) -> None:
     # The required argument of `export` takes a single word, which leaves the flag without a value.
     # Without any word, it is the argument that lacks a value.
     is_export = flag.command == ("export",)
+    if is_export and flag.kind is bool and len(words) == 1:  # a valid line but for `--model`
+        return
     is_taken = is_export and "a value after it" in actual[1]
     named = "result" if is_export and not words else flag.flag
     if bad or actual[0] == 2:

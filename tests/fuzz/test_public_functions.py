@@ -327,6 +327,7 @@ def make_good_calls(folder) -> dict[str, dict]:
         "benchmark_rounds": {**run, "rounds": 1},
         "count_flops": {"spec": SPEC, "dataset": DATA, "lanes": 2},
         "sweep": {**many, "directory": folder / "sweep"},
+        "tune": {**many, "directory": folder / "tune"},
         "plan_sweep": {**many, "directory": folder / "sweep"},
         "sweep_on_ray": {**many, "directory": folder / "sweep"},
     }

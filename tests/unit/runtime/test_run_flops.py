@@ -208,7 +208,7 @@ def test_flops_of_dynafed():
     along one direction, of which the gradient itself is not used."""
     options = {"trajectory_rounds": 2, "segment_length": 2, "preset": "code"}
     options |= {
-        "samples_per_class": 3,
+        "samples_per_class": 9,  # more samples than inputs: steps without the Gram matrix
         "num_iterations": 3,
         "inner_steps": 4,
         "augment_strategy": "none",
@@ -219,9 +219,9 @@ def test_flops_of_dynafed():
     back = 2 * (5 * FIRST + 8 * LAST)
     target = 2 * 3 * (FIRST + 5 + LAST + 2)  # a mean of the three models that are kept
     assert actual.server_stages == (
-        ServerStageFlops("synthesis", 2, 3 * (4 * 6 * (TRAINED + back) + target)),
+        ServerStageFlops("synthesis", 2, 3 * (4 * 18 * (TRAINED + back) + target)),
     )
-    assert actual.rounds.tolist() == [*[SAMPLES * TRAINED] * 2, (SAMPLES + 2 * 6) * TRAINED]
+    assert actual.rounds.tolist() == [*[SAMPLES * TRAINED] * 2, (SAMPLES + 2 * 18) * TRAINED]
 
 
 def test_flops_of_tuning():
