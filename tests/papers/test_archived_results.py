@@ -5,6 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
+from support.markers import slow_case
 from support.paths import ROOT
 
 from fedjax_het.algorithms import METHODS
@@ -31,10 +32,11 @@ OTHER_DIGESTS = {
 }
 
 
-def test_archived_results_load_under_digest():
+@pytest.mark.parametrize("step", [10, slow_case(1)])
+def test_archived_results_load_under_digest(step):
     runs = [path for archive in ARCHIVES for path in list_run_files(archive.parent)]
     assert len(runs) == NUM_RUNS
-    for path in runs:
+    for path in runs[::step]:
         result = Result.load(path)
         assert result.metrics and result.summary
         if OF_OTHER_OPTIONS not in path.as_posix():
