@@ -2,7 +2,7 @@
 
 import sys
 
-from fedjax_het.papers.leaderboard.label import main
+from fedjax_het.papers.leaderboard.tables import label as main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,7 +2,7 @@
 
 import sys
 
-from fedjax_het.papers.leaderboard.personal import main
+from fedjax_het.papers.leaderboard.tables import personal as main
 
 if __name__ == "__main__":
     sys.exit(main())

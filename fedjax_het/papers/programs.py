@@ -65,11 +65,11 @@ PROGRAM_MODULES = {
     "pfllib.table": "pfllib.table",
     "heterogeneity.atlas": "heterogeneity.atlas",
     "heterogeneity.systems": "heterogeneity.systems",
-    "leaderboard.label": "leaderboard.label",
-    "leaderboard.feature": "leaderboard.feature",
-    "leaderboard.quantity": "leaderboard.quantity",
-    "leaderboard.noise": "leaderboard.noise",
-    "leaderboard.personal": "leaderboard.personal",
+    "leaderboard.label": "leaderboard.tables",
+    "leaderboard.feature": "leaderboard.tables",
+    "leaderboard.quantity": "leaderboard.tables",
+    "leaderboard.noise": "leaderboard.tables",
+    "leaderboard.personal": "leaderboard.tables",
     "text.speakers": "text.speakers",
 }
 

@@ -11,12 +11,12 @@ from scipy import stats
 
 from fedjax_het import register_method
 from fedjax_het.algorithms import METHODS
-from fedjax_het.papers.leaderboard import board, feature, label, noise, personal, quantity
+from fedjax_het.papers.leaderboard import board, tables
 from fedjax_het.papers.table import Preset, TableArguments, make_cells
 from fedjax_het.runtime import sweep as sweep_module
 from fedjax_het.tuning.tuner import Budget
 
-BOARDS = (label.LABEL, feature.FEATURE, quantity.QUANTITY, noise.NOISE, personal.PERSONAL)
+BOARDS = (tables.LABEL, tables.FEATURE, tables.QUANTITY, tables.NOISE, tables.PERSONAL)
 
 
 @pytest.mark.parametrize("declaration", BOARDS, ids=lambda declaration: declaration.name)
@@ -29,7 +29,7 @@ def test_rows_have_valid_settings_and_one_budget(declaration):
 
 
 def test_rows_are_the_methods_of_the_registry():
-    rows = {*label.LABEL.list_rows("cpu"), *personal.PERSONAL.list_rows("cpu")}
+    rows = {*tables.LABEL.list_rows("cpu"), *tables.PERSONAL.list_rows("cpu")}
     assert rows >= set(METHODS.built_in)
 
 
@@ -83,7 +83,7 @@ def small_board():
         optional_rows=("mine",),
         settings={"rounds": 2, "eval_every": 1, "num_clients": 4},
     )
-    declaration = replace(quantity.QUANTITY, budget=Budget(2, 1, 2), presets={"quick": preset})
+    declaration = replace(tables.QUANTITY, budget=Budget(2, 1, 2), presets={"quick": preset})
     yield board.make_leaderboard_program(declaration)
     METHODS.pop("mine", None)
 

@@ -31,6 +31,7 @@ from fedjax_het.analysis.render import (
     format_p_value,
     format_seed_count,
 )
+from fedjax_het.metrics.convergence import rounds_to_reach
 from fedjax_het.papers.across import describe_requirements, load_teraflops
 from fedjax_het.papers.programs import ProgramMain
 from fedjax_het.papers.table import (
@@ -48,7 +49,6 @@ from fedjax_het.papers.table.search import (
     describe_search,
     load_chosen,
 )
-from fedjax_het.runtime.results import Result
 from fedjax_het.tuning.tuner import Budget
 
 BASELINE = "fedavg"
@@ -188,6 +188,8 @@ def compare_with_baseline(scores: pd.DataFrame) -> pd.DataFrame:
       A row per method: means, the mean difference `gain` with its 95 % bootstrap interval `low` to
       `high`, and `p` of paired t-tests with Holm's correction over the methods.
     """
+    from scipy import stats
+
     accuracies = scores.pivot(index="seed", columns="method", values="accuracy")
     worst = scores.groupby("method", sort=False)["worst"].mean()
     base = accuracies.get(BASELINE, pd.Series(math.nan, index=accuracies.index))
@@ -199,31 +201,18 @@ def compare_with_baseline(scores: pd.DataFrame) -> pd.DataFrame:
         record |= {"low": math.nan, "high": math.nan}
         if method != BASELINE and len(differences := (own - base).dropna()) > 1:
             record |= {"gain": differences.mean(), "p": run_paired_test(own, base, 3).p_value}
-            record["low"], record["high"] = resample_mean(differences.to_numpy())
+            interval = stats.bootstrap(
+                (differences.to_numpy(),),
+                np.mean,
+                n_resamples=NUM_RESAMPLES,
+                confidence_level=CONFIDENCE,
+                method="percentile",
+                rng=0,
+            ).confidence_interval
+            record |= {"low": interval.low, "high": interval.high}
         records.append(record)
     table = pd.DataFrame(records)
     return table.assign(p=correct_p_values(table["p"].to_numpy()))
-
-
-def resample_mean(values: np.ndarray) -> tuple[float, float]:
-    """Return the 95 % percentile interval of a mean by the bootstrap.
-
-    Args:
-      values: `[seeds]`.
-
-    Returns:
-      The limits.
-
-    Example:
-      >>> import numpy as np
-      >>> from fedjax_het.papers.leaderboard.board import resample_mean
-      >>> resample_mean(np.full(5, 2.0))
-      (2.0, 2.0)
-    """
-    rng = np.random.default_rng(0)
-    means = rng.choice(values, (NUM_RESAMPLES, len(values))).mean(1)
-    low, high = np.quantile(means, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
-    return float(low), float(high)
 
 
 def compute_detectable_difference(std: float, num_seeds: int) -> float:
@@ -275,23 +264,17 @@ def compute_costs(table_run: TableRun, scores: pd.DataFrame, *, is_personal: boo
         results = [r for run in cell.runs if (r := table_run.load_run_result(run)) is not None]
         if not results:
             continue
-        reached = _find_round(results, metric, target)
+        curve = np.mean([result.metrics[metric] for result in results], axis=0)
+        reached = rounds_to_reach(curve, target, window=1)
         record: dict[str, Any] = {"method": cell.method, "rounds_to": math.nan}
         if reached is not None:
             num_bytes = [r.metrics["bytes_up"] + r.metrics["bytes_down"] for r in results]
             megabytes = np.mean(num_bytes, axis=0).cumsum() / 1e6
-            record |= {"rounds_to": reached + 1, "megabytes_to": megabytes[reached]}
-            record["teraflops_to"] = load_teraflops(table_run, cell)[reached]
+            record |= {"rounds_to": reached, "megabytes_to": megabytes[reached - 1]}
+            record["teraflops_to"] = load_teraflops(table_run, cell)[reached - 1]
         records.append(record)
     columns = ["method", "rounds_to", "megabytes_to", "teraflops_to"]
     return pd.DataFrame(records, columns=columns)
-
-
-def _find_round(results: Sequence[Result], metric: str, target: float) -> int | None:
-    """Return the first evaluated round, from 0, whose mean over seeds reaches the target."""
-    curve = np.mean([result.metrics[metric] for result in results], axis=0)
-    reached = np.flatnonzero(np.nan_to_num(curve, nan=-1.0) >= target)
-    return int(reached[0]) if len(reached) else None
 
 
 def compute_tuning_spread(table_run: TableRun) -> dict[str, float]:

@@ -42,6 +42,7 @@ from fedjax_het.papers.table import (
     make_table_program,
 )
 from fedjax_het.papers.table.columns import correct_p_values, run_paired_test
+from fedjax_het.tuning.tuner import TUNING_SEED
 
 PARTITIONS = {
     "pathological_unequal": "two classes per client",
@@ -60,7 +61,6 @@ MIN_PAIRS = 3  # seeds of a test
 # All methods have one budget: three learning rates, one run each with a seed that is not reported.
 # A run of the preset `cpu` has a 200th of the steps of PFLlib's runs: rates are larger than 0.005.
 LEARNING_RATES = (0.02, 0.06, 0.2)
-TUNING_SEED = 1000
 # The rates of `choose_learning_rates` for the preset `tuning`, by partition and method.
 TUNED: dict[str, dict[str, float]] = {
     "pathological_unequal": {

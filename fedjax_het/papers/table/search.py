@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from fedjax_het.analysis.comparison import TableCell
 from fedjax_het.config.run_spec import RunSpec
-from fedjax_het.tuning.tuner import TUNING_SEED, Budget, tune
+from fedjax_het.tuning.tuner import CHOSEN_FILE, TUNING_SEED, Budget, tune
 from fedjax_het.utils.io import read_stored_file, write_atomically
 
 if TYPE_CHECKING:
     from fedjax_het.data import Dataset
 
-CHOSEN_FILE = "tuned.json"
 _TRIALS_FOLDER = "tuning"
-_VALIDATION = 0.1  # share of each client's training examples in trials
 
 
 def choose_hyperparameters(
@@ -53,7 +51,6 @@ def choose_hyperparameters(
             trials=budget.num_trials,
             rungs=budget.num_rungs,
             reduction=budget.reduction,
-            validation=_VALIDATION,
             dataset=dataset,
         )
         for index, digest in enumerate(missing):

@@ -21,12 +21,12 @@ from fedjax_het.analysis.comparison import (
     select_cell_runs,
 )
 from fedjax_het.papers.table.declaration import TableDeclaration
+from fedjax_het.tuning.tuner import TUNING_SEED
 from fedjax_het.utils.errors import ConfigError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-TUNING_SEED = 1000
 TUNING_FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)
 
 
