@@ -24,8 +24,7 @@ def main() -> None:
     """Time the rounds of the regime."""
     regime = read_regime()
     device, wait, version = set_up_torch(regime.threads)
-    make = make_compiled_round_function if regime.compile else make_round_function
-    print_record(*time_rounds(regime, make(regime, device), wait), version)
+    print_record(*time_rounds(regime, make_round_function(regime, device), wait), version)
 
 
 def make_round_function(regime: Regime, device: str):
@@ -34,42 +33,27 @@ def make_round_function(regime: Regime, device: str):
     model = make_network(regime.network, regime.width, regime.layers).to(device)
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     clients = [torch.tensor(client).long() for client in regime.clients]
-
-    def run_round(cohort: np.ndarray) -> int:
-        nonlocal weights
-        total = regime.samples(cohort)
-        average = {name: torch.zeros_like(value) for name, value in weights.items()}
-        for positions in (clients[client] for client in cohort if len(clients[client])):
-            model.load_state_dict(weights)
-            permuted_positions = positions[torch.randperm(len(positions))].to(device)
-            train_one_epoch(model, images[permuted_positions], labels[permuted_positions], regime)
-            for name, value in model.state_dict().items():
-                average[name].add_(value, alpha=len(positions) / total)
-        weights = average
-        return total
-
-    return run_round
-
-
-def make_compiled_round_function(regime: Regime, device: str):
-    """Return the function of a round whose steps are compiled."""
-    images, labels = to_tensors(regime.images, regime.labels, device)
-    model = make_network(regime.network, regime.width, regime.layers).to(device)
-    weights = {name: value.detach().clone() for name, value in model.named_parameters()}
-    clients = [torch.tensor(client).long() for client in regime.clients]
     train_step = torch.compile(make_train_step(regime, model), dynamic=False)
 
-    @torch.no_grad()
+    def train_client(positions: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the weights after an epoch on images in this order."""
+        if not regime.compile:
+            model.load_state_dict(weights)
+            train_one_epoch(model, images[positions], labels[positions], regime)
+            return model.state_dict()
+        client_weights = weights
+        with torch.no_grad():
+            for batch in positions.split(regime.batch_size):
+                client_weights = train_step(client_weights, images[batch], labels[batch])
+        return client_weights
+
     def run_round(cohort: np.ndarray) -> int:
         nonlocal weights
         total = regime.samples(cohort)
         average = {name: torch.zeros_like(value) for name, value in weights.items()}
         for positions in (clients[client] for client in cohort if len(clients[client])):
             permuted_positions = positions[torch.randperm(len(positions))].to(device)
-            client_weights = weights
-            for batch in permuted_positions.split(regime.batch_size):
-                client_weights = train_step(client_weights, images[batch], labels[batch])
-            for name, value in client_weights.items():
+            for name, value in train_client(permuted_positions).items():
                 average[name].add_(value, alpha=len(positions) / total)
         weights = average
         return total
