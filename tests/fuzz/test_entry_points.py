@@ -522,10 +522,11 @@ def try_words(flag: Flag, words: list[str]) -> None:
     # The required argument of `export` takes a single word, which leaves the flag without a value.
     # Without any word, it is the argument that lacks a value.
     is_export = flag.command == ("export",)
-    if is_export and flag.kind is bool and len(words) == 1:  # a valid line but for `--model`
-        return
     is_taken = is_export and "a value after it" in actual[1]
     named = "result" if is_export and not words else flag.flag
+    if is_export and flag.kind is bool and len(words) == 1:
+        # The word is the result: it is no path, or the file to write is missing.
+        named, is_taken = "result" if "result = " in actual[1] else "--model", True
     if bad or actual[0] == 2:
         assert_refused(actual, named, [""] if is_taken else words or [""])
 
