@@ -239,8 +239,7 @@ def test_nonfinite_state_is_found_in_its_round(monkeypatch, name):
         assert actual.summary["final_accuracy"] is None
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", method_cases(quick=()))
 def test_methods_do_not_diverge(name):
     actual = run_spec(make_spec(name, rounds=5))
     assert not actual.summary["diverged"] and actual.summary["rounds"] == 5

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from support.data import make_user_dataset
-from support.markers import slow_case
+from support.markers import method_cases, slow_case
 from support.small_runs import FAST_OPTIONS, make_spec, run_spec, run_sweep
 
 from fedjax_het import Placement
@@ -94,8 +94,7 @@ def prepare(spec, **settings):
 
 
 CASES = [
-    ("scaffold", {}),
-    *(slow_case(name, {}) for name in METHODS if name != "scaffold"),
+    *method_cases(METHODS, {}, quick=["scaffold"]),
     slow_case("fedavg", {"batch_size": 50}),
     slow_case("scaffold", {"model": "mlp", "network_options": {"hidden": [300]}}),
     slow_case("fedavg", {"model": "convnet", "network_options": {"width": 4, "depth": 1}}),

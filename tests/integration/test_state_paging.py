@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.data import make_user_dataset
-from support.markers import slow_case
+from support.markers import method_cases, slow_case
 from support.small_runs import (
     KilledError,
     assert_all_equal,
@@ -89,7 +89,7 @@ KEEP_ADAM = {"local_optimizer": "adam", "optimizer_state": "keep"}
     [
         ("scaffold", "split", 1),
         ("scaffold", "disk", 1),
-        *(slow_case(name, "host", 1) for name in ("scaffold", "fedavg", *OTHERS)),
+        *method_cases(("scaffold", "fedavg", *OTHERS), "host", 1, quick=()),
         *(slow_case(name, "split", 1) for name in ("fedavg", "feddyn")),
         *(slow_case("scaffold", place, 2) for place in ("host", "disk", "split")),
     ],

@@ -5,7 +5,7 @@ import dataclasses
 import flax.linen as nn
 import numpy as np
 import pytest
-from support.markers import slow_case
+from support.markers import method_cases, slow_case
 from support.small_runs import (
     FAST_OPTIONS,
     KilledError,
@@ -206,8 +206,7 @@ def test_condensation_of_features(method):
         simulate(RunSpec(method, dataset="breast_cancer", options=options, **settings))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", method_cases(quick=()))
 def test_table_of_inputs_is_right(method):
     """A method runs on the inputs and tasks that its entry names, and refuses the others."""
     entry = METHODS[method]

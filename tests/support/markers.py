@@ -1,4 +1,4 @@
-"""What `pytest` leaves to `pytest -m slow`."""
+"""Cases that `pytest` leaves to `pytest -m slow` and to `pytest -m long`."""
 
 from collections.abc import Iterable
 
@@ -8,6 +8,14 @@ from fedjax_het.algorithms import METHODS
 
 # With state at the server and at clients; with models of clients' own.
 REPRESENTATIVE_METHODS = ("scaffold", "fedamp")
+# One method for each structure of state, rounds and server work. Further methods of a structure
+# have the same programs around their own rules, which their own test files check.
+DISTINCT_METHODS = (
+    *("fedavg", "scaffold", "fedadam", "feddyn", "fedmix", "feddecorr", "fedbuff"),
+    *("dynafed", "fedaf", "feddm", "fedbe", "fedgen", "ccvr", "fedftg", "fsl", "data_sharing"),
+    *("separate", "fedavg_ft", "fedamp", "ifca", "ditto", "per_fedavg", "levelled"),
+    *("fedrod", "fedproto", "fedrep", "fedala"),
+)
 
 
 def slow_case(*values):
@@ -15,9 +23,18 @@ def slow_case(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+def long_case(*values):
+    """A case of a test that runs before a release."""
+    return pytest.param(*values, marks=pytest.mark.long)
+
+
 def method_cases(
     names: Iterable[str] = tuple(METHODS), *values, quick: Iterable[str] = REPRESENTATIVE_METHODS
 ) -> list:
-    """Cases (name, *values) of a test that goes through all methods; those that stand for the
-    rest are quick."""
-    return [(pytest.param if name in quick else slow_case)(name, *values) for name in names]
+    """Cases (name, *values) of a test that goes through all methods.
+
+    Methods of `quick` are in the fast tests, `DISTINCT_METHODS` in the slow tests, and all others
+    in the long tests.
+    """
+    make_case = {**dict.fromkeys(DISTINCT_METHODS, slow_case), **dict.fromkeys(quick, pytest.param)}
+    return [make_case.get(name, long_case)(name, *values) for name in names]

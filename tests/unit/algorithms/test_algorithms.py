@@ -13,7 +13,7 @@ from chex import (
 )
 from support.algorithm_builders import bind_options, fast_registered_builder
 from support.data import BATCH_SIZE, CLIENT_SIZES, NUM_CLASSES, consecutive_partition
-from support.markers import REPRESENTATIVE_METHODS, method_cases
+from support.markers import REPRESENTATIVE_METHODS, method_cases, slow_case
 from support.networks import make_centered_model
 from support.reference_loop import (
     CLIP_AND_DECAY,
@@ -190,8 +190,15 @@ NEED_HEAD = (
 )
 
 
-@pytest.mark.parametrize("name", method_cases())
-@pytest.mark.parametrize(("devices", "lanes"), [(2, 1), (1, 3), (2, 2)])
+@pytest.mark.parametrize(
+    ("name", "devices", "lanes"),
+    [
+        *method_cases(METHODS, 2, 1),
+        *method_cases(METHODS, 1, 3),
+        *(slow_case(name, 2, 2) for name in sorted(set(METHODS) - set(REPRESENTATIVE_METHODS))),
+        *((name, 2, 2) for name in REPRESENTATIVE_METHODS),
+    ],
+)
 def test_lanes_and_devices_do_not_change_results(name, devices, lanes):
     build, settings = fast_registered_builder(name)
     settings |= {"epochs": 2, "participation": 0.8}

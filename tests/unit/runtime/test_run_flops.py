@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.markers import slow_case
+from support.markers import method_cases
 
 from fedjax_het import RunSpec
-from fedjax_het.algorithms import METHODS
 from fedjax_het.config.settings import drop_unused_settings
 from fedjax_het.core.flops_interpreter import FlopCounter
 from fedjax_het.data import dataset_from_arrays
@@ -234,9 +233,7 @@ def test_flops_of_tuning():
 
 
 # Of the others, each way in which methods work is in the tests above.
-@pytest.mark.parametrize(
-    "method", [name if name == "fedgen" else slow_case(name) for name in METHODS]
-)
+@pytest.mark.parametrize("method", method_cases(quick=["fedgen"]))
 def test_flops_of_every_method(method):
     few = {"ipc": 2, "steps": 2, "server_epochs": 1} if method in ("feddm", "fedaf") else {}
     settings = drop_unused_settings(method, {"local_epochs": 1})
