@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 from support.data import make_user_dataset
-from support.markers import slow_case
+from support.markers import method_cases, slow_case
 from support.small_runs import (
     KilledError,
     assert_results_equal,
@@ -33,8 +33,7 @@ UNSUPPORTED = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", method_cases(quick=()))
 def test_methods_run_with_x64(method):
     with enable_x64():
         result = run_spec(make_spec(method, rounds=2, eval_every=2))
