@@ -107,11 +107,6 @@ def test_vmapped_runs_are_bit_equal(short_chunks):
     assert_all_equal(host, device)
 
 
-@pytest.mark.slow
-def test_inputs_of_several_arrays(short_chunks, tmp_path):
-    from support.networks import make_mixed_network  # noqa: F401
-
-
 @pytest.mark.parametrize("places", [("host", "host"), ("host", "device"), ("device", "host")])
 def test_killed_run_resumes_bit_equal(places, tmp_path, eager, monkeypatch):
     monkeypatch.setattr("fedjax_het.runtime.long_phases.CHUNK_SECONDS", 0.0)  # a round at a time

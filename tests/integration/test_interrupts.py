@@ -45,10 +45,8 @@ class Case:
 
 
 HOST = {"client_state": "host"}
-QUICK_CASES = [
-    Case("scaffold", HOST, has_folder=True),
-    pytest.param(Case("dynafed"), marks=pytest.mark.slow),
-]
+FIRST_CASES = [Case("scaffold", HOST, has_folder=True), Case("dynafed")]
+QUICK_CASES = [FIRST_CASES[0], slow_case(FIRST_CASES[1])]
 SLOW_CASES = [
     Case("fedavg", has_folder=True, stops=True),
     Case("scaffold", HOST, is_long=True),
@@ -228,7 +226,7 @@ def test_interrupts_by_method(interrupt, case, run_case):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", [*QUICK_CASES, *SLOW_CASES, *LONG_CASES], ids=str)
+@pytest.mark.parametrize("case", [*FIRST_CASES, *SLOW_CASES, *LONG_CASES], ids=str)
 @pytest.mark.parametrize("interrupt", [send_signal, raise_error])
 def test_interrupts_at_full_length(interrupt, case, run_case):
     outcomes = run_case(case, interrupt, 20, np.random.default_rng(2))
