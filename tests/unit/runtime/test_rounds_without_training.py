@@ -5,9 +5,9 @@ import json
 import jax
 import numpy as np
 import pytest
+from support.markers import method_cases
 
 from fedjax_het import RunSpec, load_curves, load_dataset, register_method, simulate
-from fedjax_het.algorithms import METHODS
 from fedjax_het.data import partition_from_clients
 from fedjax_het.methods import build_federated_algorithm, make_local_sgd
 from fedjax_het.runtime.callbacks import RunStatus
@@ -94,8 +94,7 @@ def test_nonfinite_loss_diverges(partition):
     assert result.rounds == 1 + int(np.flatnonzero(result.metrics["client_samples"])[0])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("algorithm", METHODS)
+@pytest.mark.parametrize("algorithm", method_cases(quick=()))
 def test_idle_rounds_of_method(algorithm, partition):
     settings = CONDENSATION if algorithm in ("feddm", "fedaf") else {}
     result = simulate(make_spec(algorithm, **settings), partition=partition)
