@@ -5,6 +5,7 @@ import subprocess
 
 import numpy as np
 import pytest
+from support.markers import long_case, slow_case
 from support.paths import WORKERS
 from support.processes import start_python
 
@@ -35,8 +36,7 @@ def assert_close(actual, expected):
         np.testing.assert_allclose(actual[name], expected[name], rtol=2e-5, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["scaffold", "dynafed"])
+@pytest.mark.parametrize("method", [slow_case("scaffold"), long_case("dynafed")])
 def test_two_processes_are_as_one(tmp_path, method):
     port = free_port()
     finish([start(tmp_path / "two", 2, index, port, method, devices=1) for index in (0, 1)])

@@ -56,7 +56,7 @@ def wheel(tmp_path_factory):
     return built
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("version", INTERPRETERS)
 def test_installing_moves_nothing_of_a_notebooks_image(version, wheel, tmp_path):
     image = dict(IMAGE)

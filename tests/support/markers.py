@@ -11,10 +11,8 @@ REPRESENTATIVE_METHODS = ("scaffold", "fedamp")
 # One method for each structure of state, rounds and server work. Further methods of a structure
 # have the same programs around their own rules, which their own test files check.
 DISTINCT_METHODS = (
-    *("fedavg", "scaffold", "fedadam", "feddyn", "fedmix", "feddecorr", "fedbuff"),
-    *("dynafed", "fedaf", "feddm", "fedbe", "fedgen", "ccvr", "fedftg", "fsl", "data_sharing"),
-    *("separate", "fedavg_ft", "fedamp", "ifca", "ditto", "per_fedavg", "levelled"),
-    *("fedrod", "fedproto", "fedrep", "fedala"),
+    *("fedavg", "scaffold", "fedadam", "fedmix", "fedbuff", "dynafed", "fedaf", "fedbe", "fedgen"),
+    *("ccvr", "fsl", "fedavg_ft", "fedamp", "ditto", "ifca", "fedrod", "fedproto", "fedrep"),
 )
 
 
