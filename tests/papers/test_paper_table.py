@@ -6,6 +6,7 @@ from importlib import import_module
 
 import numpy as np
 import pytest
+from support.markers import slow_case
 from support.paths import ROOT
 
 import fedjax_het
@@ -69,8 +70,11 @@ PARTS_OF_DATA = {
 }
 
 
-@pytest.mark.parametrize("preset", ("quick", "cpu", "paper"))
-@pytest.mark.parametrize("name", TABLE_PROGRAMS)
+PRESETS = [("quick", name) for name in TABLE_PROGRAMS]
+PRESETS += [slow_case(preset, name) for preset in ("cpu", "paper") for name in TABLE_PROGRAMS]
+
+
+@pytest.mark.parametrize(("preset", "name"), PRESETS)
 def test_presets_list_runs(name, preset, tmp_path, capsys):
     program = import_module(f"experiments.{name}").main
     command = ["--preset", preset, "--list", "--output-dir", str(tmp_path)]

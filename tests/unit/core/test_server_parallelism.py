@@ -85,7 +85,7 @@ def on_both(work, *args):
 
 
 @pytest.mark.parametrize(
-    "kind", ["mlp", slow_case("group norm"), "batch norm", slow_case("dropout")]
+    "kind", [*map(slow_case, ("mlp", "group norm", "dropout")), "batch norm"]
 )
 @pytest.mark.parametrize("batch_size", [slow_case(6), 4])
 def test_train_on_server_shared(kind, batch_size):

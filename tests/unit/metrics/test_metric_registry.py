@@ -141,7 +141,9 @@ def test_metrics_do_not_change_run(name):
         np.testing.assert_allclose(measured.metrics[metric], values, rtol=1e-6, err_msg=metric)
 
 
-@pytest.mark.parametrize("settings", [{"lanes": 2}, {"lanes": 1, "devices": 1}, {"blocks": 3}])
+@pytest.mark.parametrize(
+    "settings", [{"lanes": 2}, slow_case({"lanes": 1, "devices": 1}), slow_case({"blocks": 3})]
+)
 def test_metrics_do_not_depend_on_placement(settings):
     asked = make_spec(metrics=f"{OF_EXAMPLES}, drift", rounds=5)
     here, there = run_spec(asked, lanes=1), run_spec(asked, **settings)

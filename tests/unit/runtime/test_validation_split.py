@@ -127,7 +127,7 @@ def test_source_that_draws_validation_examples_is_refused():
         run(server_data="draws_all", pretrain_epochs=1)
 
 
-@pytest.mark.parametrize("name", method_cases())
+@pytest.mark.parametrize("name", method_cases(quick=["scaffold"]))
 def test_training_equals_a_run_on_the_remaining_examples(name):
     """Curves on validation examples come in addition; the model and all other numbers stay."""
     settings = {"rounds": 4, "client_tests": True}
