@@ -55,9 +55,7 @@ X64_PLACEMENTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "case", [slow_case(name) for name in X64_PLACEMENTS]
-)
+@pytest.mark.parametrize("case", [slow_case(name) for name in X64_PLACEMENTS])
 def test_x64_does_not_depend_on_placement(case):
     method, keywords = X64_PLACEMENTS[case]
     spec = make_spec(method, rounds=2)

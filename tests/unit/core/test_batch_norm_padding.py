@@ -194,7 +194,11 @@ def make_task(network):
 
 
 @pytest.mark.parametrize(
-    "network", [name if name in ("convnet", "projection head", "pair") else slow_case(name) for name in NETWORKS]
+    "network",
+    [
+        name if name in ("convnet", "projection head", "pair") else slow_case(name)
+        for name in NETWORKS
+    ],
 )
 def test_padding_has_no_effect_on_network(network):
     """On loss, gradient and running statistics."""

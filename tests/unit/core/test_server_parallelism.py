@@ -84,9 +84,7 @@ def on_both(work, *args):
 # --- the same numbers ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "kind", [*map(slow_case, ("mlp", "group norm", "dropout")), "batch norm"]
-)
+@pytest.mark.parametrize("kind", [*map(slow_case, ("mlp", "group norm", "dropout")), "batch norm"])
 @pytest.mark.parametrize("batch_size", [slow_case(6), 4])
 def test_train_on_server_shared(kind, batch_size):
     """Batches that are full, and an epoch whose last one is not."""
