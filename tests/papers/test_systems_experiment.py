@@ -10,6 +10,7 @@ from fedjax_het.papers.heterogeneity.systems import (
     compare_rows,
     list_comparisons,
     main,
+    make_text,
 )
 from fedjax_het.papers.table import TableArguments, make_cells
 
@@ -55,3 +56,16 @@ def test_program_prints_the_effects(tmp_path, capsys):
     assert main(arguments) == 0
     text = capsys.readouterr().out
     assert "FedNova, equal steps" in text and "+0.0 ± 0.0" in text
+
+
+def test_table_has_the_times_of_the_last_section():
+    rows = [
+        {"section": "Stragglers", "name": "A", "seeds": 3, "seconds": np.nan, "num_reached": 0},
+        {"section": "Time", "name": "B", "seeds": 3, "seconds": 120.0, "num_reached": 2},
+    ]
+    table = pd.DataFrame(rows).assign(accuracy=80.0, accuracy_std=1.0, speedup=[np.nan, 2.5])
+    text = make_text(table, "Effects.", 0.7)
+    assert text.columns[-2:] == ("Time to target (s)", "Times faster")
+    cells = [section.rows[0]["Time to target (s)"] for section in text.sections]
+    assert cells == ["—", "120 (2 of 3)"]
+    assert text.sections[1].rows[0]["Times faster"] == "2.5"

@@ -60,8 +60,7 @@ def train_on_quadratics(build, quadratics, rounds, *, steps=10, sizes=None, **se
         sizes=sizes,
         data=(np.zeros((sum(sizes), 1, 1, 1), np.float32), np.repeat(np.arange(clients), sizes)),
         epochs=steps,
-        batch_size=max(sizes),
         rounds=rounds,
-        **{"hp": {"local_lr": 0.1, "feddyn_alpha": 0.3}, **settings},
+        **{"hp": {"local_lr": 0.1, "feddyn_alpha": 0.3}, "batch_size": max(sizes), **settings},
     )
     return federation.train(rounds)["theta"]

@@ -226,10 +226,11 @@ def make_text(table: pd.DataFrame, title: str, target: float) -> TextTable:
                 else MISSING
             )
             row["p"] = format_p_value(record.get("p", math.nan))
-            if section == "Time":
-                reached = f" ({record['num_reached']} of {record['seeds']})"
-                row["Time to target (s)"] = format_number(record["seconds"], ".0f") + reached
-                row["Times faster"] = _format_speedup(record)
+            is_timed = section == "Time"
+            reached = f" ({record['num_reached']} of {record['seeds']})"
+            seconds = format_number(record["seconds"], ".0f") + reached
+            row["Time to target (s)"] = seconds if is_timed else MISSING
+            row["Times faster"] = _format_speedup(record) if is_timed else MISSING
             rows.append(row)
         sections.append(TableSection(rows, str(section), {"Effect": str(section)}))
     notes = (

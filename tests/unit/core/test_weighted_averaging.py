@@ -8,6 +8,7 @@ from support.quadratics import DIMENSIONS, Quadratics, train_on_quadratics
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.feddc import feddc
 from fedjax_het.algorithms.feddyn import feddyn
+from fedjax_het.algorithms.fednova import fednova
 from fedjax_het.algorithms.scaffold import scaffold
 
 SIZES = (1, 1, 1, 1, 6)
@@ -26,6 +27,17 @@ def test_optimum_depends_on_averaging_weights(build, averaging, optimum):
     settings = {"sizes": SIZES, "averaging": averaging, "hp": NUMBERS}
     actual = train_on_quadratics(build, SAME, 200, **settings)
     np.testing.assert_allclose(actual, np.full(DIMENSIONS, optimum), atol=1e-3)
+
+
+def test_fednova_finds_the_optimum_under_unequal_steps():
+    """FedAvg weighs clients by their steps, here 1, 1 and 5 (Wang et al., 2020, Theorem 1)."""
+    optima = np.outer([0, 0, 10], np.ones(DIMENSIONS))
+    quadratics = Quadratics(np.eye(DIMENSIONS)[None].repeat(3, 0), optima)
+    settings = {"sizes": (4, 4, 20), "batch_size": 4, "hp": {"local_lr": 0.004}, "steps": 1}
+    expected = {fednova: 10 / 3, fedavg: 10 * 5 / 7}
+    for build, optimum in expected.items():
+        actual = train_on_quadratics(build, quadratics, 1000, **settings)
+        np.testing.assert_allclose(actual, np.full(DIMENSIONS, optimum), atol=0.05)
 
 
 @pytest.mark.slow
