@@ -226,6 +226,7 @@ def make_text(table: pd.DataFrame, title: str, target: float) -> TextTable:
                 else MISSING
             )
             row["p"] = format_p_value(record.get("p", math.nan))
+            row["Seeds"] = str(record["seeds"])
             is_timed = section == "Time"
             reached = f" ({record['num_reached']} of {record['seeds']})"
             seconds = format_number(record["seconds"], ".0f") + reached
