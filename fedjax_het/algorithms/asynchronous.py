@@ -162,7 +162,8 @@ def build_asynchronous_algorithm(
         return state._replace(server=server)
 
     algorithm = build_federated_algorithm(
-        training._replace(compressor=None),  # clients do not know the weights of their updates
+        # Clients do not know the weights of their updates, which have several starts.
+        training._replace(compressor=None, attacks=(), aggregations=()),
         plan,
         client._replace(begin=begin, step=step, end=end),
         init_server=init_server,

@@ -296,6 +296,9 @@ class Algorithm(NamedTuple):
     of a round receive the same model."""
     condensation_work: CondensationWork | None = None
     "How clients condense their data instead of training; None: they train."
+    combines_changes: bool = False
+    """Whether a round applies `LocalTraining.attacks` and `LocalTraining.aggregations`; otherwise
+    runs with such settings are refused."""
     round_inputs: tuple[RoundInput, ...] = ()
     "Arrays that a round reads in addition to its schedule and the examples."
 

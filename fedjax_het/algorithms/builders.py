@@ -12,13 +12,19 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.algorithms.base import Algorithm, RoundInfo, State, Traffic
-from fedjax_het.algorithms.compressed_uploads import select_sent_params, with_compressed_change
+from fedjax_het.algorithms.compressed_uploads import with_compressed_change
 from fedjax_het.algorithms.local_parameters import (
     ParameterSplit,
     get_personal_variables,
     split_parameters,
     with_local_parameters,
 )
+from fedjax_het.algorithms.received_updates import (
+    MALICIOUS_INPUT,
+    combine_received,
+    with_sent_change,
+)
+from fedjax_het.algorithms.sent_changes import select_sent_params
 from fedjax_het.core.client_algorithm import (
     ClientAlgorithm,
     ClientContext,
@@ -97,6 +103,10 @@ def build_federated_algorithm(
     With `training.compressor` the change of the parameters in `ClientUpdate.mean` is compressed,
     unless a round returns the clients' models. All other parts of the upload stay as they are.
 
+    With `training.attacks` and `training.aggregations` the server combines the changes of the
+    parameters by these attacks and rules, unless a round returns the clients' models. Memory: the
+    changes of S clients on every device.
+
     With `training.local_parameters` (see `AlgorithmSpec.local_parameters`) the server's state, the
     messages and the uploads contain no local parameters. `init_server` receives the initial
     variables with None in their place. The functions of `client_algorithm` see messages with the
@@ -150,6 +160,10 @@ def build_federated_algorithm(
     if compressor is not None:
         drop_local = (lambda variables: variables) if split is None else split.drop_local
         client = with_compressed_change(client, compressor, drop_local=drop_local, unsent=unsent)
+    attacks, aggregations = training.attacks, training.aggregations
+    combines_changes = bool(attacks or aggregations) and not training.returns_client_models
+    if combines_changes:
+        client = with_sent_change(client, unsent)
     measured_client = with_drift_sums(client) if training.measures_drift else client
 
     def init_state(hp, key, variables, num_clients):
@@ -169,6 +183,12 @@ def build_federated_algorithm(
         _require_message("make_message", message)
         result = train_cohort(measured_client, plan, hp, message, state.clients, key, cohort)
         client_update, drift = split_drift(result.update, message.variables["params"])
+        if combines_changes:
+            is_malicious = jnp.zeros((0, len(schedule.participants)), bool)
+            if attacks:
+                is_malicious = cohort.inputs[MALICIOUS_INPUT][:, schedule.participants]
+            arguments = (result.outputs, message.variables, unsent, is_malicious, key)
+            client_update = combine_received(attacks, aggregations, client_update, *arguments)
         counts = CohortCounts(schedule.num_clients, result.num_trained, schedule.weight_fraction)
         arguments = {"hp": hp, "server": server, "client_update": client_update, "counts": counts}
         new_server = call_user_function("update", update, **arguments)
@@ -225,6 +245,7 @@ def build_federated_algorithm(
         personal_variables=personal_variables,
         extra_passes=client.extra_passes,
         can_page_state=not _depends_on_weights(client, training),
+        combines_changes=combines_changes,
     )
 
 

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 
 from fedjax_het.algorithms.base import Algorithm, State
 from fedjax_het.algorithms.local_parameters import ParameterSplit
+from fedjax_het.algorithms.sent_changes import find_sent_change, select_sent_params
 from fedjax_het.compression import Compressor, format_compression
 from fedjax_het.core.client_algorithm import ClientAlgorithm
-from fedjax_het.core.model_change import find_model_change
 from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.utils.arrays import num_bytes
 from fedjax_het.utils.errors import ConfigError, make_value_error
@@ -65,40 +65,21 @@ def with_compressed_change(
 
     def end(context, local, state):
         update, inner, output = client.end(context, local, get_inner(state))
-        variables = context.message.variables
-        found = find_model_change(update.mean, variables["params"])
+        found = find_sent_change(update, context.message.variables, unsent)
         if found is None:
             raise make_compression_error(compressor, "clients that send changes of the model")
-        change, replace = found
-        sent = select_sent_params({**variables, "params": change}, unsent)
+        sent, replace = found
         key = fold_in_purpose(context.key, Purpose.COMPRESSION)
         if has_memory:
             sent, memory = compressor.compress_with_memory(sent, state.memory, key)
             inner = CompressedClientState(inner, memory)
         else:
             sent = compressor.compress(sent, key)
-        if unsent is not None:
-            whole = {**variables, "params": change}
-            shared = {**unsent.drop_local(whole), "params": sent}
-            sent = unsent.join(shared, unsent.get_local(whole))["params"]
-        return update._replace(mean=replace(sent)), inner, output
+        return replace(sent), inner, output
 
     return client._replace(
         init=init, begin=lambda context, state: client.begin(context, get_inner(state)), end=end
     )
-
-
-def select_sent_params(variables: Tree, unsent: ParameterSplit | None) -> Tree:
-    """Return the parameters that clients send.
-
-    Args:
-      variables: variables of the messages, `{"params": ..., "state": ...}`.
-      unsent: places of variables that clients do not send; None for none.
-
-    Returns:
-      The parameters, with None in place of the others.
-    """
-    return (variables if unsent is None else unsent.drop_local(variables))["params"]
 
 
 def with_compressed_uploads(algorithm: Algorithm, compressor: Compressor) -> Algorithm:

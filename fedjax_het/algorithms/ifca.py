@@ -145,7 +145,8 @@ def ifca(training: LocalTraining, plan: ExecutionPlan, *, options: IFCAOptions) 
         end=lambda context, local, cluster, update: (update, local.aux.argmin().astype(jnp.int32)),
     )
     algorithm = build_federated_algorithm(
-        training._replace(compressor=None),  # clients send one of several models
+        # Clients send one of several models.
+        training._replace(compressor=None, attacks=(), aggregations=()),
         plan,
         with_measuring_passes(client, training, measure, num_before=1),
         init_server=init_server,

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, get_type_hints
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.checks import validate_algorithm
 from fedjax_het.algorithms.compressed_uploads import with_compressed_uploads
+from fedjax_het.algorithms.received_updates import make_malicious_input
 from fedjax_het.core.contract_checks import ContractError
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining
@@ -340,6 +341,9 @@ class AlgorithmSpec:
         algorithm = validate_algorithm(self.name, algorithm, training.task.model)
         if training.compressor is not None and not self.has_base:  # a base has done it
             algorithm = with_compressed_uploads(algorithm, training.compressor)
+        if algorithm.combines_changes and training.attacks and not self.has_base:
+            inputs = (*algorithm.round_inputs, make_malicious_input(training.attacks))
+            algorithm = algorithm._replace(round_inputs=inputs)
         self._require_models(algorithm, training.evaluated_model)
         # An evaluation of personal models reads the states of all clients.
         if algorithm.personal_variables is not None:

@@ -5,8 +5,10 @@ from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from fedjax_het.aggregation import AGGREGATIONS
 from fedjax_het.algorithms import METHODS, get_algorithm_spec, get_possible_bases
 from fedjax_het.analysis.overview import format_setting_value
+from fedjax_het.attacks import ATTACKS
 from fedjax_het.compression import COMPRESSORS
 from fedjax_het.config.protocols import PROTOCOLS, describe_protocol
 from fedjax_het.config.run_spec import RunSpec
@@ -357,6 +359,8 @@ REGISTRIES: dict[str, tuple[Mapping[str, Any], Callable[[Any], Iterable[str]]]] 
     "partitions": (PARTITIONS, lambda scheme: _describe_parameters(scheme.parameters)),
     "skews": (ChainMap(SKEWS, _make_partition_skews()), _describe_skew),
     "systems": (SYSTEMS, functools.partial(_describe_kind, "system")),
+    "attacks": (ATTACKS, functools.partial(_describe_kind, "attack")),
+    "aggregations": (AGGREGATIONS, functools.partial(_describe_kind, "aggregation")),
     "networks": (NETWORKS, _describe_network),
     "server's examples": (SERVER_SOURCES, lambda source: _describe_parameters(source.options)),
     "compressors": (COMPRESSORS, functools.partial(_describe_kind, "compression")),

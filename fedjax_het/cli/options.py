@@ -57,7 +57,17 @@ _GROUPS = {
         *("optimizer_options", "optimizer_state", "lr_step_schedule"),
     ),
     "method": (
-        *("algorithm", "participation", "system", "compression", "protocol", "hp", "options"),
+        *(
+            "algorithm",
+            "participation",
+            "system",
+            "attack",
+            "aggregation",
+            "compression",
+            "protocol",
+            "hp",
+            "options",
+        ),
     ),
     "server": (
         *("averaging", "server_learning_rate", "server_data", "server_options"),
@@ -107,7 +117,7 @@ _COMMON = (
 )
 _METAVARS = {
     **{"init_from": "PATH", "local_optimizer": "OPT", "metrics": "NAMES"},
-    **dict.fromkeys(("skew", "system"), "KIND:..."),
+    **dict.fromkeys(("skew", "system", "attack", "aggregation"), "KIND:..."),
 }
 _EXTRA_OPTIONS = (
     Option("help_all", "--help-all", bool, False, "Print the help of every option."),

@@ -2,12 +2,15 @@
 
 from typing import Any
 
-from fedjax_het.skews import SKEW_SETTING
+from fedjax_het.aggregation import AGGREGATION_SETTING
+from fedjax_het.attacks import ATTACK_SETTING, LabelAttack, MaliciousLabels
+from fedjax_het.skews import SKEW_SETTING, Skew
 from fedjax_het.systems import SYSTEM_SETTING
 from fedjax_het.utils.kinds import KindSetting
 
 KIND_SETTINGS: dict[str, KindSetting[Any]] = {
-    setting.name: setting for setting in (SKEW_SETTING, SYSTEM_SETTING)
+    setting.name: setting
+    for setting in (SKEW_SETTING, SYSTEM_SETTING, ATTACK_SETTING, AGGREGATION_SETTING)
 }
 """The settings by name."""
 
@@ -31,3 +34,27 @@ def get_neutral_strength(column: str) -> float | None:
     name, _, field = key.partition(".")
     entry = KIND_SETTINGS[setting].registry.get(name) if setting in KIND_SETTINGS else None
     return entry.make.neutral if entry is not None and field == entry.make.strength else None
+
+
+def list_skews(spec: Any) -> tuple[Skew, ...]:
+    """Return the skews of a run, and the false labels of its malicious clients.
+
+    Args:
+      spec: resolved settings of the run.
+
+    Returns:
+      The skews in the order of their application.
+
+    Example:
+      >>> from fedjax_het import RunSpec
+      >>> from fedjax_het.config.kind_settings import list_skews
+      >>> [skew.name for skew in list_skews(RunSpec(attack="label_flip").resolved())]
+      ['attack']
+    """
+    attacks = ATTACK_SETTING.parse(spec.attack)
+    labels = [
+        MaliciousLabels(attack=attack, seed=spec.partition_seed)
+        for attack in attacks
+        if isinstance(attack, LabelAttack)
+    ]
+    return (*SKEW_SETTING.parse(spec.skew), *labels)

@@ -9,8 +9,10 @@ from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager
 from typing import Annotated, Any, get_origin
 
+from fedjax_het.aggregation import AGGREGATION_SETTING, Bucketing, RobustAggregation
 from fedjax_het.algorithms import METHODS, AlgorithmSpec, get_algorithm_spec, get_possible_bases
 from fedjax_het.algorithms.pretraining import PRETRAINING_HYPERPARAMETERS
+from fedjax_het.attacks import ATTACK_SETTING
 from fedjax_het.compression import format_compression, parse_compression
 from fedjax_het.config.kind_settings import KIND_SETTINGS
 from fedjax_het.config.protocols import (
@@ -272,6 +274,7 @@ def _resolve_except_hyperparameters(
     expected = f"no skew of images: {method.name} averages inputs before the clients see them"
     require(is_valid, "skew", feature_skews, expected)
     raw = _resolve_system(raw, method)
+    raw = _resolve_received_updates(raw)
     spec = update_settings(raw, **missing)
     spec = _resolve_partition(raw, spec, "".join(partition_skews))
     spec = _resolve_network(raw, spec, are_objects_known)
@@ -377,6 +380,18 @@ def _resolve_skew(
         default_rounds = {f"{kind.name}.rounds": num_rounds for kind in drifts}
         resolved, skews = SKEW_SETTING.resolve(resolved | default_rounds)
     return update_settings(raw, skew=resolved), missing, skews
+
+
+def _resolve_received_updates(raw: RunSettings) -> RunSettings:
+    """Return the settings with `attack` and `aggregation` in their canonical order."""
+    attack, _ = ATTACK_SETTING.resolve(raw.attack)
+    aggregation, rules = AGGREGATION_SETTING.resolve(raw.aggregation)
+    replacing = [rule.name for rule in rules if isinstance(rule, RobustAggregation)]
+    require(len(replacing) < 2, "aggregation", ", ".join(replacing), "one rule beside clipping")
+    has_buckets = any(isinstance(rule, Bucketing) for rule in rules)
+    expected = "a rule for the buckets, as in 'bucketing:size=2 median'"
+    require(bool(replacing) or not has_buckets, "aggregation", "bucketing", expected)
+    return update_settings(raw, attack=attack, aggregation=aggregation)
 
 
 def _resolve_system(raw: RunSettings, method: AlgorithmSpec) -> RunSettings:

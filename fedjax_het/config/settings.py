@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
+from fedjax_het.aggregation import AGGREGATION_SETTING
 from fedjax_het.algorithms import METHODS
 from fedjax_het.algorithms.spec import HYPERPARAMETER_SETTINGS as HYPERPARAMETER_SETTINGS
+from fedjax_het.attacks import ATTACK_SETTING
 from fedjax_het.compression import to_compression_setting
 from fedjax_het.config.kind_settings import KIND_SETTINGS
 from fedjax_het.skews import SKEW_SETTING
@@ -23,7 +25,7 @@ _OMITTED_WHEN_EMPTY = (
     *("network_options", "precision", "init_from", "held_out_clients", "held_out_epochs"),
     *("metrics", "optimizer_options", "lr_schedule", "lr_step_schedule", "local_steps"),
     *("gradient_accumulation", "target_accuracy", "patience", "min_delta", "validation", "skew"),
-    *("system", "compression"),
+    *("system", "attack", "aggregation", "compression"),
 )
 FORMER_SETTING_NAMES = {
     "accumulation": "gradient_accumulation",
@@ -274,6 +276,16 @@ class RunSettings:
         default_factory=dict, metadata={"convert": SYSTEM_SETTING.to_settings}
     )
     """Devices, see `list systems` (default: none)."""
+    attack: dict[str, Any] = field(
+        default_factory=dict, metadata={"convert": ATTACK_SETTING.to_settings}
+    )
+    """Attacks of malicious clients, e.g. sign_flip:fraction=0.2; see `list attacks` (default:
+    none)."""
+    aggregation: dict[str, Any] = field(
+        default_factory=dict, metadata={"convert": AGGREGATION_SETTING.to_settings}
+    )
+    """Robust rules of the server, e.g. trimmed_mean:fraction=0.2; see `list aggregations`
+    (default: the weighted mean)."""
     server_data: str | None = None
     """Source of the server's own examples; `fedjax-het list` names all sources (default: held_out
     where they are proxy data, iid for other methods that need them)."""

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_het.aggregation import Aggregation
+from fedjax_het.attacks import UpdateAttack
 from fedjax_het.compression import Compressor
 from fedjax_het.core.client_algorithm import (
     Batch,
@@ -65,6 +67,10 @@ class LocalTraining(NamedTuple):
     loss, of the features `[B, F]` and the mask `[B]` of the minibatch. None: no term."""
     compressor: Compressor | None = None
     "Compression of the clients' uploads; None: uploads are sent as they are."
+    attacks: tuple[UpdateAttack, ...] = ()
+    "Attacks of malicious clients on their updates."
+    aggregations: tuple[Aggregation, ...] = ()
+    "Rules by which the server combines the updates; none: the weighted mean."
 
     @property
     def epochs(self) -> int:

@@ -50,6 +50,8 @@ class Purpose(enum.IntEnum):
     GENERATOR = 2**32 - 6  # the generator at the server, at its start and in every round
     LOGIT_NOISE = 2**32 - 7  # noise on the logits that clients upload in private training
     COMPRESSION = 2**32 - 8  # random rounding of a client's upload
+    ATTACK = 2**32 - 9  # updates of malicious clients
+    AGGREGATION = 2**32 - 10  # division of the clients into buckets
 
 
 def fold_in_purpose(key: jax.Array, purpose: Purpose) -> jax.Array:

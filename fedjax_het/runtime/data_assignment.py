@@ -14,6 +14,7 @@ import numpy as np
 import optax
 
 from fedjax_het.config.comparison import warn_unequal_settings
+from fedjax_het.config.kind_settings import list_skews
 from fedjax_het.config.resolve import USER_PROVIDED, display_partition_names
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.core.example_transform import SkewInputs, make_skew_inputs
@@ -44,7 +45,7 @@ from fedjax_het.data.partition import (
     withhold_validation_examples,
 )
 from fedjax_het.data.server_data import LabeledImages
-from fedjax_het.skews import PARTITION_SKEWS, SKEW_SETTING
+from fedjax_het.skews import PARTITION_SKEWS
 from fedjax_het.skews.assignment import (
     ClientSkews,
     Drift,
@@ -434,7 +435,7 @@ def assign_data(
         all_clients = _apply_amount_skews(spec, dataset, all_clients)
     else:
         all_clients = build_partition(spec, dataset)
-    skews = SKEW_SETTING.parse(spec.skew)
+    skews = list_skews(spec)
     for skew in skews:
         if skew.needs_classes:
             dataset.task_kind.require_classes(f"skew {skew.name!r}")
@@ -603,7 +604,7 @@ def build_partition(spec: ResolvedRunSpec, dataset: Dataset) -> Partition:
 
 def _apply_amount_skews(spec: ResolvedRunSpec, dataset: Dataset, partition: Partition) -> Partition:
     """Return the partition after the run's skews of numbers of examples."""
-    skews, labels = SKEW_SETTING.parse(spec.skew), dataset.train_classes
+    skews, labels = list_skews(spec), dataset.train_classes
     return select_examples(skews, partition, labels, dataset.num_classes, spec.partition_seed)
 
 

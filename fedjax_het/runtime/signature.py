@@ -9,8 +9,11 @@ import jax
 import numpy as np
 import optax
 
+from fedjax_het.aggregation import AGGREGATION_SETTING
 from fedjax_het.algorithms import get_algorithm_spec
+from fedjax_het.attacks import ATTACK_SETTING, UpdateAttack
 from fedjax_het.compression import parse_compression
+from fedjax_het.config.kind_settings import list_skews
 from fedjax_het.config.resolve import USER_PROVIDED, optional_hyperparameters
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.core.local_training import LocalTraining
@@ -31,7 +34,7 @@ from fedjax_het.nn.conv_products import AUTO
 from fedjax_het.nn.flops import count_training_flops
 from fedjax_het.nn.model import USER_NETWORK
 from fedjax_het.nn.precision import configure_compute
-from fedjax_het.skews import SKEW_SETTING, FeatureSkew, LabelSkew
+from fedjax_het.skews import FeatureSkew, LabelSkew
 from fedjax_het.systems import SYSTEM_SETTING, AdaptiveSelection
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.errors import require
@@ -76,7 +79,7 @@ def _has_adaptive_selection(spec: RunSpec) -> bool:
 
 def _list_static_skews(spec: RunSpec) -> list[str]:
     """Return the skews on which the compiled programs depend, with their static values."""
-    skews = SKEW_SETTING.parse(spec.skew)
+    skews = list_skews(spec)
     names = [f"{s.name}{s.get_static()}" for s in skews if isinstance(s, FeatureSkew)]
     labels = [s.name for s in skews if isinstance(s, LabelSkew)]
     return names + labels
@@ -216,6 +219,12 @@ def build_signature(
         ),
         local_parameters=algorithm_spec.local_parameters,
         compressor=parse_compression(spec.compression),
+        attacks=tuple(
+            attack
+            for attack in ATTACK_SETTING.parse(spec.attack)
+            if isinstance(attack, UpdateAttack)
+        ),
+        aggregations=AGGREGATION_SETTING.parse(spec.aggregation),
     )
     return Signature(
         spec.algorithm,
@@ -227,7 +236,7 @@ def build_signature(
         spec.server_data is not None,
         spec.pretrain_epochs or 0,
         spec.lr_schedule is not None,
-        any(isinstance(skew, FeatureSkew | LabelSkew) for skew in SKEW_SETTING.parse(spec.skew)),
+        any(isinstance(skew, FeatureSkew | LabelSkew) for skew in list_skews(spec)),
     )
 
 

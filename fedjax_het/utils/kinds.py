@@ -45,7 +45,7 @@ class Kind(Config, ABC):
     description: ClassVar[str]
     "One line for `fedjax-het list`."
     strength: ClassVar[str]
-    "Name of the field that states how much the kind changes a run."
+    "Name of the field that states how much the kind changes a run; empty: the kind has no field."
     neutral: ClassVar[float | None] = 0
     "Value of the strength at which the kind changes nothing; None: no value does."
 
@@ -161,6 +161,7 @@ class KindSetting(Generic[KindT]):
                 types = field_types(make)
                 if not field:
                     expected = f"keys kind.field such as '{name}.{make.strength}'"
+                    expected = expected if make.strength else "True, as the kind has no field"
                     raise make_value_error(self.name, {key: value}, expected)
                 require_name(f"{self.name} {name}", field, types)
                 fields[field] = value
@@ -290,7 +291,9 @@ class KindSetting(Generic[KindT]):
         fields = {f"{name}.{field}": value for field, value in values.items()}
         if name in self.registry:  # a kind of a user may be registered later
             default = self.registry[name].make()
-            fields.setdefault(f"{name}.{default.strength}", getattr(default, default.strength))
+            if default.strength:
+                strength = getattr(default, default.strength)
+                fields.setdefault(f"{name}.{default.strength}", strength)
         return fields or {name: True}
 
 
@@ -373,8 +376,9 @@ def _is_infinite_and_neutral(kind: type[Kind], fields: Mapping[str, Any]) -> boo
 def _to_fields(kind: Kind) -> dict[str, Any]:
     """Return the fields of a kind that differ from their defaults, and its strength."""
     values, defaults = config_to_dict(kind), config_to_dict(type(kind)())
-    return {
+    fields = {
         f"{kind.name}.{name}": to_json_value(name, value)
         for name, value in values.items()
         if name == kind.strength or value != defaults[name]
     }
+    return fields or {kind.name: True}

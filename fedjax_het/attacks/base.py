@@ -1,0 +1,138 @@
+"""`Attack`, the base class of all attacks of malicious clients."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import jax
+import numpy as np
+
+from fedjax_het.aggregation import ClientUpdates
+from fedjax_het.skews import LabelSkew
+from fedjax_het.utils.config import UnitInterval
+from fedjax_het.utils.kinds import Kind
+
+Tree = Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack(Kind):
+    """An attack of some clients; a value of the setting `attack`.
+
+    Example:
+      >>> from fedjax_het.attacks import Attack, SignFlip
+      >>> isinstance(SignFlip(fraction=0.3), Attack)
+      True
+    """
+
+    fraction: UnitInterval = 0.2
+    "Fraction of the clients that are malicious, rounded to a whole number of clients."
+    choice: Literal["random", "first"] = "random"
+    """Malicious clients: "random", drawn with the seed of the partition; "first", the clients with
+    the smallest ids."""
+    strength: ClassVar[str] = "fraction"
+
+    def choose_clients(self, num_clients: int, seed: int) -> np.ndarray:
+        """Return the malicious clients.
+
+        Equal fractions and choices of several attacks are the same clients.
+
+        Args:
+          num_clients: number of clients, K.
+          seed: seed of the partition.
+
+        Returns:
+          Bool `[K]`: whether the client is malicious.
+
+        Example:
+          >>> from fedjax_het.attacks import SignFlip
+          >>> SignFlip(fraction=0.5, choice="first").choose_clients(4, seed=0).tolist()
+          [True, True, False, False]
+        """
+        order = np.arange(num_clients)
+        if self.choice == "random":
+            order = np.random.default_rng([seed, _STREAM]).permutation(num_clients)
+        is_malicious = np.zeros(num_clients, bool)
+        is_malicious[order[: round(self.fraction * num_clients)]] = True
+        return is_malicious
+
+
+_STREAM = 0xA77AC4  # of a partition's seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateAttack(Attack):
+    """An attack by which malicious clients send other updates.
+
+    Example:
+      >>> from fedjax_het.attacks import SignFlip, UpdateAttack
+      >>> issubclass(SignFlip, UpdateAttack)
+      True
+    """
+
+    @abstractmethod
+    def forge(self, updates: ClientUpdates, is_malicious: jax.Array, key: jax.Array) -> Tree:
+        """Return the changes that malicious clients send.
+
+        Args:
+          updates: the changes of all clients after their own training.
+          is_malicious: bool `[S]`.
+          key: PRNG key of the attack and the round.
+
+        Returns:
+          Changes like `updates.changes`; the entries of other clients are ignored.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelAttack(Attack):
+    """An attack by which malicious clients train with other labels.
+
+    Example:
+      >>> from fedjax_het.attacks import LabelAttack, LabelFlip
+      >>> issubclass(LabelFlip, LabelAttack)
+      True
+    """
+
+    @abstractmethod
+    def make_label_map(self, num_classes: int) -> np.ndarray:
+        """Return the label with which malicious clients train in place of each class.
+
+        Args:
+          num_classes: number of classes, C.
+
+        Returns:
+          Classes, int32 `[C]`.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaliciousLabels(LabelSkew):
+    """The labels of malicious clients as a skew of the labels, which tests do not have.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.attacks import LabelFlip
+      >>> from fedjax_het.attacks.base import MaliciousLabels
+      >>> skew = MaliciousLabels(attack=LabelFlip(fraction=0.5, choice="first"), seed=0)
+      >>> clients, labels = [np.array([0]), np.array([1])], np.array([3, 3])
+      >>> skew.change_labels(np.random.default_rng(0), clients, labels, 10)
+      array([6, 3])
+    """
+
+    attack: Any = None
+    "A `LabelAttack`."
+    seed: int = 0
+    "Seed of the partition."
+    name: ClassVar[str] = "attack"
+    description: ClassVar[str] = "labels of malicious clients"
+    strength: ClassVar[str] = "seed"
+    neutral: ClassVar[float | None] = None
+
+    def change_labels(self, rng, clients, labels, num_classes):
+        """Replace the labels of the malicious clients."""
+        changed = np.array(labels)
+        label_map = self.attack.make_label_map(num_classes)
+        for k in np.flatnonzero(self.attack.choose_clients(len(clients), self.seed)):
+            changed[clients[k]] = label_map[labels[clients[k]]]
+        return changed
