@@ -73,7 +73,7 @@ class Median(RobustAggregation):
         count = updates.num_present
         ranks = jnp.arange(len(updates.weights))
         is_middle = (ranks >= (count - 1) // 2) & (ranks <= count // 2)
-        return _average_sorted(updates, is_middle)
+        return _average_sorted(updates, is_middle & (ranks < count))
 
 
 @dataclass(frozen=True, kw_only=True)

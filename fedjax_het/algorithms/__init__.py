@@ -49,6 +49,7 @@ from fedjax_het.algorithms import (
     per_fedavg,
     pfedme,
     qfedavg,
+    rofsl,
     scaffold,
     separate,
 )
@@ -118,6 +119,7 @@ METHODS: Registry[AlgorithmSpec] = Registry(
         fsl.DATA_SHARING,
         fsl.FSL,
         fsl.FSL_P,
+        rofsl.SPEC,
         levelled.SPEC,
     ),
     argument="algorithm",

@@ -19,11 +19,7 @@ from fedjax_het.algorithms.local_parameters import (
     split_parameters,
     with_local_parameters,
 )
-from fedjax_het.algorithms.received_updates import (
-    MALICIOUS_INPUT,
-    combine_received,
-    with_sent_change,
-)
+from fedjax_het.algorithms.received_updates import combine_received, with_sent_change
 from fedjax_het.algorithms.sent_changes import select_sent_params
 from fedjax_het.core.client_algorithm import (
     ClientAlgorithm,
@@ -160,8 +156,8 @@ def build_federated_algorithm(
     if compressor is not None:
         drop_local = (lambda variables: variables) if split is None else split.drop_local
         client = with_compressed_change(client, compressor, drop_local=drop_local, unsent=unsent)
-    attacks, aggregations = training.attacks, training.aggregations
-    combines_changes = bool(attacks or aggregations) and not training.returns_client_models
+    combines_changes = bool(training.attacks or training.aggregations or training.weigh_updates)
+    combines_changes = combines_changes and not training.returns_client_models
     if combines_changes:
         client = with_sent_change(client, unsent)
     measured_client = with_drift_sums(client) if training.measures_drift else client
@@ -184,11 +180,8 @@ def build_federated_algorithm(
         result = train_cohort(measured_client, plan, hp, message, state.clients, key, cohort)
         client_update, drift = split_drift(result.update, message.variables["params"])
         if combines_changes:
-            is_malicious = jnp.zeros((0, len(schedule.participants)), bool)
-            if attacks:
-                is_malicious = cohort.inputs[MALICIOUS_INPUT][:, schedule.participants]
-            arguments = (result.outputs, message.variables, unsent, is_malicious, key)
-            client_update = combine_received(attacks, aggregations, client_update, *arguments)
+            arguments = (client_update, result.outputs, message.variables, unsent, cohort, key)
+            client_update = combine_received(training, hp, *arguments)
         counts = CohortCounts(schedule.num_clients, result.num_trained, schedule.weight_fraction)
         arguments = {"hp": hp, "server": server, "client_update": client_update, "counts": counts}
         new_server = call_user_function("update", update, **arguments)

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.aggregation import (
-    Aggregation,
     Bucketing,
     ClientUpdates,
     RobustAggregation,
@@ -22,11 +21,13 @@ from fedjax_het.aggregation.base import average_changes, scale_changes
 from fedjax_het.algorithms.base import FederationData, RoundInput
 from fedjax_het.algorithms.local_parameters import ParameterSplit
 from fedjax_het.algorithms.sent_changes import find_sent_change
-from fedjax_het.attacks import Attack, UpdateAttack
+from fedjax_het.attacks import Attack
 from fedjax_het.attacks.updates import replace_malicious
-from fedjax_het.core.client_algorithm import ClientAlgorithm, ClientUpdate
+from fedjax_het.core.client_algorithm import ClientAlgorithm, ClientUpdate, HyperParameters
+from fedjax_het.core.client_loop import Cohort
 from fedjax_het.core.client_rows import ClientModels
 from fedjax_het.core.contract_checks import ContractError
+from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.core.rng import Purpose, fold_in_purpose
 
 Tree = Any
@@ -55,13 +56,13 @@ def with_sent_change(client: ClientAlgorithm, unsent: ParameterSplit | None) -> 
 
 
 def combine_received(
-    attacks: Sequence[UpdateAttack],
-    aggregations: Sequence[Aggregation],
+    training: LocalTraining,
+    hp: HyperParameters,
     update: ClientUpdate,
     sent: ClientModels,
     variables: Tree,
     unsent: ParameterSplit | None,
-    is_malicious: jax.Array,
+    cohort: Cohort,
     key: jax.Array,
 ) -> ClientUpdate:
     """Return the round's update after attacks and robust aggregation.
@@ -70,13 +71,13 @@ def combine_received(
     the mean. Changes that no attack or clipping touches therefore leave every bit of it.
 
     Args:
-      attacks: attacks on updates, in order.
-      aggregations: rules of the server: clipping, then bucketing, then at most one rule.
+      training: the attacks and rules: attacks, filter, clipping, bucketing, at most one rule.
+      hp: values of the hyperparameters by name.
       update: the mean and sum over the round's clients.
       sent: the changes that the clients send, `[S, ...]`.
       variables: variables of the message.
       unsent: places of variables that clients do not send.
-      is_malicious: bool `[A, S]`: the malicious clients of each attack.
+      cohort: the cohort of the round.
       key: PRNG key of the round.
 
     Returns:
@@ -88,24 +89,38 @@ def combine_received(
     key = fold_in_purpose(key, Purpose.ATTACK)
     honest = ClientUpdates(*sent)
     received = honest
-    for i, attack in enumerate(attacks):
-        forged = attack.forge(received, is_malicious[i], jax.random.fold_in(key, i))
-        received = received._replace(changes=replace_malicious(received, is_malicious[i], forged))
-    for rule in aggregations:
+    for i, attack in enumerate(training.attacks):
+        is_malicious = cohort.inputs[MALICIOUS_INPUT][i, cohort.schedule.participants]
+        forged = attack.forge(received, is_malicious, jax.random.fold_in(key, i))
+        received = received._replace(changes=replace_malicious(received, is_malicious, forged))
+    if training.weigh_updates is not None:
+        factors = training.weigh_updates(hp, variables, received, cohort)
+        received = _scale_and_select(received, factors)
+    for rule in training.aggregations:
         if isinstance(rule, UpdateClipping):
             factors = rule.compute_factors(received)
             received = received._replace(changes=scale_changes(received.changes, factors))
-    combine = [rule for rule in aggregations if isinstance(rule, RobustAggregation)]
-    if not combine:
-        differences = jax.tree.map(jnp.subtract, received.changes, honest.changes)
-        average = average_changes(differences, honest.weights)
-        return replace(jax.tree.map(jnp.add, mean, average))
-    for rule in aggregations:
-        if isinstance(rule, Bucketing):
+        elif isinstance(rule, Bucketing):
             received = rule.group(received, fold_in_purpose(key, Purpose.AGGREGATION))
+    combine = [rule for rule in training.aggregations if isinstance(rule, RobustAggregation)]
+    if not combine:
+        differences = jax.tree.map(
+            jnp.subtract,
+            average_changes(received.changes, received.weights),
+            average_changes(honest.changes, honest.weights),
+        )
+        return replace(jax.tree.map(jnp.add, mean, differences))
     combined = combine[0].combine(received)
-    has_clients = honest.num_present > 0
+    has_clients = received.num_present > 0
     return replace(jax.tree.map(lambda a: jnp.where(has_clients, a, 0), combined))
+
+
+def _scale_and_select(updates: ClientUpdates, factors: jax.Array) -> ClientUpdates:
+    """Return the updates times their factors; updates with the factor 0 count as absent."""
+    is_present = updates.is_present & (factors > 0)
+    weights = jnp.where(is_present, updates.weights, 0)
+    weights = weights / jnp.maximum(weights.sum(), jnp.finfo(weights.dtype).tiny)
+    return ClientUpdates(scale_changes(updates.changes, factors), weights, is_present)
 
 
 def make_malicious_input(attacks: Sequence[Attack]) -> RoundInput:

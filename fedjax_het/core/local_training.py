@@ -71,6 +71,10 @@ class LocalTraining(NamedTuple):
     "Attacks of malicious clients on their updates."
     aggregations: tuple[Aggregation, ...] = ()
     "Rules by which the server combines the updates; none: the weighted mean."
+    weigh_updates: Callable[..., jax.Array] | None = None
+    """`weigh_updates(hp, variables, updates, cohort) -> factors`: float32 `[S]` by which the server
+    scales the received updates before the rules; an update with the factor 0 is left out. None: the
+    updates as they are."""
 
     @property
     def epochs(self) -> int:

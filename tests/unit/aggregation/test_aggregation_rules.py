@@ -75,7 +75,8 @@ def krum_by_hand(rows, weights, fraction, selected):
 def centered_clipping_by_hand(rows, weights, radius, iterations):
     center = np.zeros(rows.shape[1])
     for _ in range(iterations):
-        steps = [(row - center) * min(1, radius / np.linalg.norm(row - center)) for row in rows]
+        norms = np.maximum(np.linalg.norm(rows - center, axis=1), 1e-30)
+        steps = (rows - center) * np.minimum(1, radius / norms)[:, None]
         center = center + np.mean(steps, 0)
     return center
 
@@ -174,7 +175,7 @@ def test_canonical_setting(setting, expected):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("mean", "aggregation = 'mean': expected"),
+        ("mean", "aggregation = 'mean' is unknown: did you mean 'median'"),
         ("median:fraction=0.2", "aggregation median = 'fraction'"),
         ("trimmed_mean:fraction=0.5", r"aggregation trimmed_mean:fraction = 0.5: expected a number in \[0, 0.5\)"),
         (["median", "krum"], "aggregation = 'median, krum': expected one rule"),

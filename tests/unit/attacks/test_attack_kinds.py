@@ -28,7 +28,7 @@ MALICIOUS = np.array([0, 1, 0, 1, 1, 0], bool)  # one of them is absent
 def forge(attack, key=0):
     changes = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), CHANGES)
     updates = ClientUpdates(changes, jnp.asarray(WEIGHTS, jnp.float32), jnp.asarray(PRESENT))
-    forged = jax.jit(attack.forge)(updates, jnp.asarray(MALICIOUS), jax.random.key(key))
+    forged = attack.forge(updates, jnp.asarray(MALICIOUS), jax.random.key(key))
     return jax.tree.map(lambda a: np.asarray(a, np.float64), forged)
 
 
@@ -39,7 +39,7 @@ def test_multiples_of_the_update(attack, factor):
 
 
 def test_gaussian_updates_have_their_deviation():
-    draws = np.concatenate([forge(GaussianUpdate(std=3), key)["w"].ravel() for key in range(200)])
+    draws = np.concatenate([forge(GaussianUpdate(std=3), key)["w"].ravel() for key in range(20)])
     assert scipy.stats.kstest(draws / 3, "norm").pvalue > 1e-3
     first = forge(GaussianUpdate())
     assert not np.allclose(first["w"][0], first["w"][1])
