@@ -129,6 +129,8 @@ def _make_filter(
             losses = plan.shard_server_work(*args, loops=cohort.loops)
             return losses[1:] <= (1 + margin) * losses[0]
         if options.filter == "angle":
+            # Collectives in order: first the collective of the clients' training.
+            variables = plan.order_after(compute_norms(updates.changes).sum(), variables)
             args = (compute_gradient, variables, examples)
             gradient = plan.shard_server_work(*args, loops=cohort.loops)
             products = jax.tree.map(
