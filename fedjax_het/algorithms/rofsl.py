@@ -45,7 +45,7 @@ class RoFSLOptions(FSLOptions):
 class RoFSLHyperParameters(FSLHyperParameters):
     """Hyperparameters of RoFSL."""
 
-    filter_margin: Annotated[_Margin, SearchRange(-0.2, 0.2)] = 0.0
+    filter_margin: Annotated[_Margin, SearchRange(-0.2, 0.2, is_log=False)] = 0.0
     """Threshold of the filter, in [-1, 1]. "loss": the loss may rise by this share of its value;
     "angle": smallest cosine of the angle."""
 

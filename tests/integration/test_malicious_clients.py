@@ -21,7 +21,7 @@ from fedjax_het.data import partition_from_clients
 from fedjax_het.methods import build_federated_algorithm, make_local_sgd
 
 SMALL = {"network_options": {"hidden": [8]}, "rounds": 4, "num_clients": 6}
-SMALL |= {"local_optimizer": "sgd", "learning_rate": 0.1}
+SMALL |= {"local_optimizer": "sgd", "learning_rate": 0.1, "participation": 1.0}
 METRICS = ("train_loss", "test_loss", "test_accuracy", "update_norm")
 
 

@@ -117,7 +117,7 @@ def test_server_work_can_be_shared(rule, devices):
     settings = {"rounds": 3, "server_options": {"size": 7}, "options": {"filter": rule}}
     spec = make_spec("rofsl", attack="sign_flip:fraction=0.5", **settings)
     reference = run_spec(spec, devices=1, lanes=1)
-    shared = run_spec(spec, devices=devices, lanes=2, server_work="split")
+    shared = run_spec(spec, devices=devices, lanes=2, server_work="shared")
     np.testing.assert_allclose(
         shared.metrics["test_loss"], reference.metrics["test_loss"], rtol=1e-4
     )

@@ -38,6 +38,7 @@ PAPERS = {
     "heurfedamp": "fedamp",
     "fsl": "fsl",
     "fsl_p": "fsl",
+    "rofsl": "fsl",
     "data_sharing": "fsl",
 }
 
