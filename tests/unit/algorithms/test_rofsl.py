@@ -95,14 +95,14 @@ def test_three_rounds_match_the_loop(options, margin):
 
 def test_without_filter_and_clipping_it_is_fsl_with_the_geometric_median():
     options = {"filter": "none", "clipping": "none"}
-    settings = {"rounds": 3, "server_options": {"size": 6}, "pretrain_epochs": 1}
+    settings = {"rounds": 3, "server_options": {"size": 6}, "protocol": "fsl"}
     robust = run_spec(make_spec("rofsl", options=options, **settings))
     plain = run_spec(make_spec("fsl", aggregation="geometric_median", **settings))
     np.testing.assert_array_equal(robust.metrics["test_loss"], plain.metrics["test_loss"])
 
 
 def test_rule_of_the_run_replaces_the_geometric_median():
-    settings = {"rounds": 2, "server_options": {"size": 6}, "pretrain_epochs": 1}
+    settings = {"rounds": 2, "server_options": {"size": 6}, "options": {"filter": "none"}}
     losses = [
         run_spec(make_spec("rofsl", aggregation=rule, **settings)).metrics["test_loss"]
         for rule in (None, "geometric_median", "median")
