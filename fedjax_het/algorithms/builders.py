@@ -180,8 +180,8 @@ def build_federated_algorithm(
         result = train_cohort(measured_client, plan, hp, message, state.clients, key, cohort)
         client_update, drift = split_drift(result.update, message.variables["params"])
         if combines_changes:
-            arguments = (client_update, result.outputs, message.variables, unsent, cohort, key)
-            client_update = combine_received(training, hp, *arguments)
+            received = (client_update, result.outputs, message.variables, unsent, cohort, key)
+            client_update = combine_received(training, hp, *received)
         counts = CohortCounts(schedule.num_clients, result.num_trained, schedule.weight_fraction)
         arguments = {"hp": hp, "server": server, "client_update": client_update, "counts": counts}
         new_server = call_user_function("update", update, **arguments)

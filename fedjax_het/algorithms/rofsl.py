@@ -125,14 +125,16 @@ def _make_filter(
         if options.filter == "loss":
             add = lambda p, u: jnp.concatenate([p[None], p + u])  # noqa: E731
             params = jax.tree.map(add, variables["params"], updates.changes)
-            args = (compute_losses, params, variables, examples)
-            losses = plan.shard_server_work(*args, loops=cohort.loops)
+            losses = plan.shard_server_work(
+                compute_losses, params, variables, examples, loops=cohort.loops
+            )
             return losses[1:] <= (1 + margin) * losses[0]
         if options.filter == "angle":
             # Collectives in order: first the collective of the clients' training.
             variables = plan.order_after(compute_norms(updates.changes).sum(), variables)
-            args = (compute_gradient, variables, examples)
-            gradient = plan.shard_server_work(*args, loops=cohort.loops)
+            gradient = plan.shard_server_work(
+                compute_gradient, variables, examples, loops=cohort.loops
+            )
             products = jax.tree.map(
                 lambda u, g: (u * g).reshape(len(u), -1).sum(1), updates.changes, gradient
             )

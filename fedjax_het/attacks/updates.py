@@ -125,7 +125,7 @@ class ALIE(UpdateAttack):
         weights = is_known / jnp.maximum(count, 1)
         mean = average_changes(updates.changes, weights)
         deviations = jax.tree.map(lambda a, m: jnp.square(a - m), updates.changes, mean)
-        z = self.z
+        z: Any = self.z
         if z is None:
             n = updates.num_present
             num_supporters = jnp.floor(n / 2 + 1) - count

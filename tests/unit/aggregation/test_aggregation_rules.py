@@ -98,7 +98,9 @@ CASES = [
 
 
 @pytest.mark.parametrize("num_present", [7, 6, 3, 2, 1])
-@pytest.mark.parametrize(("rule", "by_hand", "settings"), CASES, ids=str)
+@pytest.mark.parametrize(
+    ("rule", "by_hand", "settings"), CASES, ids=[str(rule) for rule, *_ in CASES]
+)
 def test_rule_equals_float64_loop(rule, by_hand, settings, num_present):
     present = PRESENT & (np.cumsum(PRESENT) <= num_present)
     weights = np.where(present, WEIGHTS, 0)
