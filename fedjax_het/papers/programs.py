@@ -65,6 +65,7 @@ PROGRAM_MODULES = {
     "pfllib.table": "pfllib.table",
     "heterogeneity.atlas": "heterogeneity.atlas",
     "heterogeneity.systems": "heterogeneity.systems",
+    "robustness.table": "robustness.table",
     "leaderboard.label": "leaderboard.tables",
     "leaderboard.feature": "leaderboard.tables",
     "leaderboard.quantity": "leaderboard.tables",

@@ -61,6 +61,7 @@ PARTS_OF_DATA = {
     ("niid_bench.table3", "cpu"): ("mnist_tenth", "fashion_mnist_tenth", "cifar10_tenth"),
     ("heterogeneity.atlas", "cpu"): ("fashion_mnist_tenth",),
     ("heterogeneity.systems", "cpu"): ("fashion_mnist_twentieth",),
+    ("robustness.table", "cpu"): ("mnist_tenth", "fashion_mnist_tenth"),
     ("text.speakers", "quick"): ("speakers",),
     ("text.speakers", "cpu"): ("speakers",),
     **{
