@@ -291,6 +291,8 @@ def method_options() -> Iterator[Target]:
             kinds[entry.options.PRESET_FIELD] = Literal[tuple(entry.options.PRESETS)] | None
         if "target_counts" in kinds:  # a single number stands for a list
             kinds["target_counts"] |= int
+        if "head_layers" in kinds:  # a text stands for a list
+            kinds["head_layers"] |= str
         if entry.has_base:
             kinds["base"] = Literal[get_possible_bases(entry)] | None
         for option, kind in kinds.items():
