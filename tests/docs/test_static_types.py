@@ -88,6 +88,7 @@ def run_pyright(path: Path) -> list[dict]:
     return json.loads(ran.stdout)["generalDiagnostics"]
 
 
+@pytest.mark.slow
 def test_pyright_reports_wrong_calls(tmp_path):
     public = [name for name in fedjax_het.__all__ if not name.startswith("_")]
     text = USER_FILE + "import fedjax_het\n"

@@ -88,6 +88,7 @@ def test_checkpoint_resumes_to_more_rounds(tmp_path, monkeypatch):
     assert_results_equal(run(rounds(short, 12), tmp_path, resume=True), run(rounds(short, 12)))
 
 
+@pytest.mark.slow
 def test_run_resumes_from_most_rounds(tmp_path):
     short = make_spec(rounds=2)
     for count in (2, 5, 9):
@@ -197,6 +198,7 @@ def drawn(tmp_path_factory):
     return str(still.save_model(tmp_path_factory.mktemp("models") / "drawn.msgpack"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["fedavg", "scaffold", "fedamp", slow_case("dynafed"), slow_case("apfl")]
 )

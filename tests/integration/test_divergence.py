@@ -293,6 +293,7 @@ def test_diverged_run_in_parallel_stops_alone():
     assert_results_equal(fine, run_sweep(specs[1:], spread="runs").results[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "rounds_before"), [("fsl", 0), slow_case("dynafed", 4)])
 def test_diverged_server_stage_ends_the_run(monkeypatch, tmp_path, name, rounds_before):
     with poisoned(monkeypatch, "work", 0):

@@ -400,6 +400,7 @@ def test_divergence_in_an_interrupted_server_stage(is_interrupted, monkeypatch):
     assert result.diverged and result.summary["rounds"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", [slow_case(Case("dynafed")), Case("scaffold", is_long=True)], ids=str
 )

@@ -155,6 +155,7 @@ def test_sweep_resumes_runs_at_different_loops(long, tmp_path, monkeypatch):
     assert_all_equal(run_sweep(specs, tmp_path).results, whole)
 
 
+@pytest.mark.slow
 def test_progress_reports_the_loops_of_a_round(long):
     seen = []
     # All take part: else the rounds differ in steps where clients share a device.

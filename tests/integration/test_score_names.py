@@ -3,6 +3,7 @@
 import re
 
 import numpy as np
+import pytest
 
 from fedjax_het import (
     RunSpec,
@@ -28,6 +29,7 @@ SETTINGS = {"model": "mlp", "partition": "iid", "num_clients": 4, "rounds": 3, "
 WORDS = re.compile(r"accurac|\bclass|nats", re.IGNORECASE)
 
 
+@pytest.mark.slow
 def test_texts_of_a_regression_name_its_score(tmp_path, caplog):
     lines = []
     specs = grid(**SETTINGS, learning_rate=[0.01, 0.1], client_tests=True)

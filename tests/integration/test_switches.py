@@ -117,6 +117,7 @@ def test_flax_batch_norm_with_x64(method):
         _assert_curves_agree(wide, expected, 1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("enabled", [False, True])
 def test_resume_with_x64(enabled, eager, tmp_path):
     spec = make_spec("scaffold", rounds=6)

@@ -147,6 +147,7 @@ def test_cifar100_synthetic_samples():
     assert mixed == 0.1
 
 
+@pytest.mark.slow
 def test_tables_share_runs():
     assert {
         ALL[name].results_folder or ALL[name].name for name in ("table1", "table2", "fig2")

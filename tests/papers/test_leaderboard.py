@@ -88,6 +88,7 @@ def small_board():
     METHODS.pop("mine", None)
 
 
+@pytest.mark.slow
 def test_method_joins_without_repeating_the_others(small_board, tmp_path, monkeypatch, capsys):
     folder = ["--output-dir", str(tmp_path)]
     assert small_board(folder) == 0

@@ -202,6 +202,7 @@ def test_batches_of_several_federations_have_equal_shapes():
 SETTINGS = {"model": "mlp", "num_clients": 4, "participation": 0.5, "rounds": 8}
 
 
+@pytest.mark.slow
 def test_evaluated_rounds_are_calibrated():
     """The accuracies are those of the calibrated model, which the result contains."""
     run = lambda name, **kwargs: simulate(RunSpec(name, **SETTINGS, **kwargs))  # noqa: E731

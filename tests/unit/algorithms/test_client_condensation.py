@@ -344,6 +344,7 @@ def test_clipping_bounds_client_or_class_step():
     np.testing.assert_allclose(by_client[here.any(1)], 1e-3, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_empty_client_changes_nothing():
     _, without = run("fedaf", 2, sizes=(7, 12, 9))
     _, with_ = run("fedaf", 2, sizes=(7, 12, 9, 0))

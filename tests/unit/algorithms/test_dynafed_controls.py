@@ -122,6 +122,7 @@ def test_control_run_has_no_synthesis():
     assert "synthetic_images" not in result.artifacts
 
 
+@pytest.mark.slow
 def test_warns_of_settings_without_effect(caplog):
     options = {**SYNTHESIS_OPTIONS, "trajectory_rounds": 4}
     run_spec(make_spec("dynafed", options=options, rounds=4))

@@ -162,6 +162,7 @@ def test_rounds_match_float64_loop(loop, averaging):
     assert np.abs(kernel - start).max() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", ["fedavg", slow_case("scaffold"), slow_case("feddyn")])
 def test_no_iterations_are_base(base):
     settings = {"participation": 0.7, "epochs": 2, "model": make_centered_model()}
@@ -218,6 +219,7 @@ def test_devices_share_generator_gradient(loss):
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(results[0][1])) > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(28, 28, 1), (6, 7, 3)])
 def test_images_are_normalized(shape):
     generator = make_image_generator(NUM_CLASSES, shape, width=4, noise_size=5)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from support.algorithm_builders import make_method_federation
 from support.data import SERVER_EXAMPLES
+from support.markers import slow_case
 from support.reference_loop import (
     ReferenceFedAvg,
     cross_entropy,
@@ -101,6 +102,7 @@ def test_without_filter_and_clipping_it_is_fsl_with_the_geometric_median():
     np.testing.assert_array_equal(robust.metrics["test_loss"], plain.metrics["test_loss"])
 
 
+@pytest.mark.slow
 def test_rule_of_the_run_replaces_the_geometric_median():
     settings = {"rounds": 2, "server_options": {"size": 6}, "options": {"filter": "none"}}
     losses = [
@@ -111,8 +113,7 @@ def test_rule_of_the_run_replaces_the_geometric_median():
     assert not np.array_equal(losses[0], losses[2])
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("rule", ["loss", "angle"])
+@pytest.mark.parametrize(("rule", "devices"), [("loss", 2), slow_case("angle", 2)])
 def test_server_work_can_be_shared(rule, devices):
     settings = {"rounds": 3, "server_options": {"size": 7}, "options": {"filter": rule}}
     spec = make_spec("rofsl", attack="sign_flip:fraction=0.5", **settings)

@@ -220,6 +220,7 @@ def test_padding_has_no_effect_on_moon():
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("coefficient", ["expansion", slow_case("printed")])
 def test_padding_has_no_effect_on_fedmix(coefficient):
     """Its derivatives by images pass through the statistics of the minibatch."""

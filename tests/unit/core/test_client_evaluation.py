@@ -100,7 +100,7 @@ def test_fedamp_protocol_evaluates_scaffold_clients():
 PERSONAL = [name for name, entry in METHODS.items() if entry.evaluated_models[0] != "global"]
 
 
-@pytest.mark.parametrize("name", method_cases(["fedavg", *PERSONAL], quick=["ditto"]))
+@pytest.mark.parametrize("name", method_cases(["fedavg", *PERSONAL], quick=()))
 def test_accuracy_does_not_depend_on_lanes_or_devices(name):
     one = simulate(spec(name), dataset=DATA, placement=Placement(lanes=1, devices=1)).metrics
     for lanes, devices in ((3, 1), (2, len(jax.devices()))):

@@ -121,6 +121,7 @@ def assert_same_run(one, other):
         np.testing.assert_array_equal(*map(np.asarray, plain), err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after"), [("device", "device"), ("host", "device"), ("device", "host")]
 )

@@ -68,6 +68,7 @@ def test_settings_name_the_number_of_users(name):
     assert dataclasses.replace(spec, num_clients=3).resolved().num_clients == 3
 
 
+@pytest.mark.slow
 def test_digest_of_a_run_is_the_digest_of_its_settings():
     spec = RunSpec("fedprox", "cylinder_bell_funnel", rounds=1, local_epochs=1, client_tests=True)
     result = simulate(spec)

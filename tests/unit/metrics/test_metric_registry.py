@@ -142,7 +142,7 @@ def test_metrics_do_not_change_run(name):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"lanes": 2}, slow_case({"lanes": 1, "devices": 1}), slow_case({"blocks": 3})]
+    "settings", [slow_case({"lanes": 2}), slow_case({"lanes": 1, "devices": 1}), {"blocks": 3}]
 )
 def test_metrics_do_not_depend_on_placement(settings):
     asked = make_spec(metrics=f"{OF_EXAMPLES}, drift", rounds=5)
@@ -153,6 +153,7 @@ def test_metrics_do_not_depend_on_placement(settings):
         )
 
 
+@pytest.mark.slow
 def test_metrics_in_sweep_and_resumed(tmp_path):
     asked = make_spec(metrics=f"{OF_EXAMPLES}, drift", rounds=5, eval_every=2)
     whole = run_spec(asked)
@@ -268,7 +269,8 @@ DRIFT_METHODS = (
 )
 
 
-@pytest.mark.parametrize("name", ["scaffold", *map(slow_case, DRIFT_METHODS)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["scaffold", *DRIFT_METHODS])
 def test_drift_of_methods(name):
     plain = run_spec(make_spec(name, rounds=5))
     result = run_spec(make_spec(name, rounds=5, metrics="drift"))

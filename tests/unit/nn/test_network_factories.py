@@ -95,6 +95,7 @@ def test_single_example_module_is_mapped():
     assert len(np.unique(np.asarray(dropped), axis=0)) == 4  # each example has its own key
 
 
+@pytest.mark.slow
 def test_runs_by_name_and_by_object():
     register_network("nnx_net", Net)
     spec = RunSpec(

@@ -75,6 +75,7 @@ def test_recurrent_network_of_series():
     np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_derivatives_of_recurrent_layers(cell):
     """First and second derivatives by all arguments equal the derivatives of the plain scan."""

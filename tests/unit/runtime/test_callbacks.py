@@ -123,6 +123,7 @@ def test_invalid_callbacks_are_rejected(callbacks, said):
 # --- in sweeps --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [slow_case(1), 2])
 def test_sweep_callbacks_receive_every_run(width, short_chunks, tmp_path):
     """Whichever go side by side, also where some wait; and stop the one that they look at."""

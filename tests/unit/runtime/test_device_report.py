@@ -165,6 +165,7 @@ def test_absent_or_hidden_hardware_is_not_reported(files, environment, tmp_path,
     assert describe_unused_hardware(make_file_system(tmp_path, "dev/nvidia0"), {}) is None
 
 
+@pytest.mark.slow
 def test_runs_warn_of_unused_hardware_once(unused_gpu, caplog):
     placement = Placement(devices=jax.devices("cpu")[:1])  # the user chose the CPU
     simulate(make_spec(rounds=1), dataset=make_user_dataset(), placement=placement)

@@ -44,6 +44,7 @@ def test_zero_epochs_keep_the_global_model(name):
     np.testing.assert_array_equal(received, tuned)
 
 
+@pytest.mark.slow
 def test_fine_tuning_is_local_training(tmp_path):
     """Whole batches, so that their order does not matter: a federation of that client alone."""
     settings = {**SETTINGS, "batch_size": 30, "hp": {"local_lr": 0.3}}

@@ -180,6 +180,7 @@ PLACEMENTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", [slow_case(PLACEMENTS[0]), *PLACEMENTS[1:]])
 def test_placement_does_not_change_accuracies(placement):
     settings = {"rounds": 5, "client_tests": True}
@@ -194,6 +195,7 @@ def test_placement_does_not_change_accuracies(placement):
             )
 
 
+@pytest.mark.slow
 def test_runs_of_a_sweep_equal_single_runs(tmp_path):
     """Runs that share programs have validation sets of different sizes."""
     specs = [
