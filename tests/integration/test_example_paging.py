@@ -47,7 +47,7 @@ def in_file(dataset, folder):
     [
         ("scaffold", {}, 2),
         ("fedavg", {"client_tests": True, "skew": "drift"}, 1),
-        ("fedaf", {}, 1),  # reads all examples of a round's clients, and starts from some
+        slow_case("fedaf", {}, 1),  # reads all examples of a round's clients, and starts from some
         slow_case("feddm", {}, 2),
         slow_case("fedavg", {"local_steps": 3, "local_epochs": None, "averaging": "weighted"}, 1),
         slow_case("fedavg", {"system": "dropout:probability=0.3"}, 1),

@@ -88,7 +88,8 @@ DEFENDED |= {"aggregation": ["norm_clipping:max_norm=0.5", "bucketing:size=2", "
 
 
 @pytest.mark.parametrize(
-    "placement", [{"lanes": 3}, {"devices": 2}, slow_case({"devices": 2, "lanes": 2})]
+    "placement",
+    [slow_case({"lanes": 3}), slow_case({"devices": 2}), {"devices": 2, "lanes": 2}],
 )
 def test_results_do_not_depend_on_the_placement(placement):
     spec = make(**DEFENDED, participation=0.7)

@@ -202,8 +202,8 @@ def test_compiled_program_is_refused_before_a_round():
 @pytest.mark.parametrize(
     ("method", "option"),
     [
-        ("ccvr", "virtual_features"),
-        ("fedftg", "distill_batch_size"),
+        slow_case("ccvr", "virtual_features"),
+        slow_case("fedftg", "distill_batch_size"),
         ("fedgen", "generator_noise"),
     ],
 )

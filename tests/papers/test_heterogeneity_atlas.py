@@ -102,6 +102,7 @@ def test_figure_has_the_strengths_of_a_kind_beside_each_other():
     np.testing.assert_allclose(values, -np.arange(0, 60, 10).reshape(2, 3), atol=1e-9)
 
 
+@pytest.mark.slow
 def test_program_prints_changes_and_reads_measures(tmp_path, capsys):
     rows = ("fedavg", "fedavg(skew='noise:std=2')")
     arguments = ["--methods", *rows, "--rounds", "1", "--seeds", "0"]

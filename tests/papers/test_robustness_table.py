@@ -37,7 +37,7 @@ def test_rows_differ_in_rule_and_attack_only(preset):
 def make_scores():
     conditions = [c for c in list_conditions() if c.attack in ("", "ALIE") and c.fraction < 0.3]
     records = [
-        ("digits", c.row, seed, 80.0 + seed + RULES.index(c.rule) - 50 * c.fraction * (seed > 0))
+        ("digits", c.row, seed, 80.0 + RULES.index(c.rule) * (1 + seed / 10) - 50 * c.fraction)
         for c in conditions
         for seed in range(3)
     ]
@@ -49,14 +49,15 @@ def test_differences_are_paired_with_fedavg_under_the_same_attack():
     table = compare_rules(make_scores())
     assert table["diverged"].tolist() == [1] + [0] * (len(table) - 1)
     attacked = table[(table["attack"] == "ALIE") & (table["rule"] != "FedAvg")]
-    np.testing.assert_allclose(attacked["difference"], np.arange(1, len(RULES)))
-    assert attacked["p"].max() < 1e-3 and table["difference"].isna().sum() >= 2
+    np.testing.assert_allclose(attacked["difference"], 1.1 * np.arange(1, len(RULES)))
+    assert attacked["p"].max() < 0.01 and table["difference"].isna().sum() >= 2
     text = make_text(table, "Malicious clients.")
     assert text.sections[0].rows[0]["0 %"].endswith("1 diverged")
     by_rule = {row["Rule"]: row for row in text.sections[2].rows}
-    assert by_rule["FSL"]["20 %"].startswith("81.3") and by_rule["FSL"]["40 %"] == "—"
+    assert by_rule["FSL"]["20 %"].startswith("77.70 ±") and by_rule["FSL"]["40 %"] == "—"
 
 
+@pytest.mark.slow
 def test_program_prints_the_accuracies(tmp_path, capsys):
     rows = [c.row for c in list_conditions() if c.rule.name == "RoFSL, angle"][:2]
     arguments = ["--methods", *rows, "--rounds", "2", "--seeds", "0", "--output-dir", str(tmp_path)]

@@ -94,6 +94,7 @@ def test_three_rounds_match_the_loop(options, margin):
     assert (loop.num_dropped == 0) == (rule == "none")
 
 
+@pytest.mark.slow
 def test_without_filter_and_clipping_it_is_fsl_with_the_geometric_median():
     options = {"filter": "none", "clipping": "none"}
     settings = {"rounds": 3, "server_options": {"size": 6}, "protocol": "fsl"}

@@ -207,6 +207,7 @@ def test_padding_has_no_effect_on_network(network):
         assert_padding_has_no_effect(lambda batch: task.loss_and_gradient(variables, batch, None))
 
 
+@pytest.mark.slow
 def test_padding_has_no_effect_on_moon():
     with enable_x64():
         task, variables = make_task("projection head")

@@ -228,6 +228,7 @@ def test_pooled_accuracy_of_run(model):
 # --- of what they send ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("averaging", [slow_case("uniform"), "weighted"])
 def test_drift_matches_client_updates(averaging, tmp_path):
     """Whole batches and all clients: what one of them sends is the change of a federation that it
