@@ -30,7 +30,7 @@ def compute_logits(task: Task, variables: Tree, inputs: Any) -> jax.Array:
       inputs: stored inputs, `[n, ...]`, or arrays by name.
 
     Returns:
-      Logits, `[n, num_classes]`.
+      Logits, `[n, num_classes]`, or `[n, T, num_tokens]` for sequences.
 
     Example:
       >>> import jax
@@ -55,7 +55,7 @@ def compute_logits(task: Task, variables: Tree, inputs: Any) -> jax.Array:
         return task.model.apply(variables, task.normalize(batch), train=False)[0]
 
     batch_logits = jax.lax.map(logits, map_arrays(split, inputs))
-    return batch_logits.reshape(-1, batch_logits.shape[-1])[:num_examples]
+    return batch_logits.reshape(-1, *batch_logits.shape[2:])[:num_examples]
 
 
 def sum_over_models(
