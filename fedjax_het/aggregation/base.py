@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_het.utils.arrays import expand_like
 from fedjax_het.utils.kinds import Kind
 
 Tree = Any
@@ -145,7 +146,7 @@ def scale_changes(changes: Tree, factors: jax.Array) -> Tree:
       >>> scale_changes(jnp.ones((2, 2)), jnp.array([1.0, 3.0])).tolist()
       [[1.0, 1.0], [3.0, 3.0]]
     """
-    return jax.tree.map(lambda a: a * factors.reshape(-1, *[1] * (a.ndim - 1)), changes)
+    return jax.tree.map(lambda a: a * expand_like(factors, a), changes)
 
 
 def average_changes(changes: Tree, weights: jax.Array) -> Tree:
@@ -164,5 +165,9 @@ def average_changes(changes: Tree, weights: jax.Array) -> Tree:
       >>> average_changes(jnp.array([[1.0], [3.0]]), jnp.array([0.5, 0.5])).tolist()
       [2.0]
     """
-    expand = lambda a: weights.reshape(-1, *[1] * (a.ndim - 1))  # noqa: E731
-    return jax.tree.map(lambda a: jnp.where(expand(a) != 0, a * expand(a), 0).sum(0), changes)
+
+    def sum_leaf(a: jax.Array) -> jax.Array:
+        expanded = expand_like(weights, a)
+        return jnp.where(expanded != 0, a * expanded, 0).sum(0)
+
+    return jax.tree.map(sum_leaf, changes)

@@ -17,6 +17,7 @@ from fedjax_het.aggregation.base import (
     compute_squared_distances,
     scale_changes,
 )
+from fedjax_het.utils.arrays import expand_like, normalize_weights
 from fedjax_het.utils.config import Bounds, PositiveFloat, PositiveInt
 
 Tree = Any
@@ -101,7 +102,7 @@ class TrimmedMean(RobustAggregation):
     def combine(self, updates):
         """Return the mean of the values in the middle."""
         count = updates.num_present
-        num_trimmed = jnp.floor(jnp.float32(self.fraction) * count + 1e-4).astype(jnp.int32)
+        num_trimmed = _take_fraction(self.fraction, count)
         ranks = jnp.arange(len(updates.weights))
         return _average_sorted(updates, (ranks >= num_trimmed) & (ranks < count - num_trimmed))
 
@@ -137,9 +138,8 @@ class GeometricMedian(RobustAggregation):
         def step(_, center):
             differences = jax.tree.map(jnp.subtract, updates.changes, center)
             distances = jnp.maximum(compute_norms(differences), self.smoothing)
-            weights = updates.weights / distances
-            total = jnp.maximum(weights.sum(), jnp.finfo(weights.dtype).tiny)
-            return average_changes(updates.changes, weights / total)
+            weights = normalize_weights(updates.weights / distances)
+            return average_changes(updates.changes, weights)
 
         start = average_changes(updates.changes, updates.weights)
         return jax.lax.fori_loop(0, self.iterations, step, start)
@@ -174,7 +174,7 @@ class Krum(RobustAggregation):
     def combine(self, updates):
         """Select the updates by their scores."""
         count = updates.num_present
-        num_malicious = jnp.floor(jnp.float32(self.fraction) * count + 1e-4).astype(jnp.int32)
+        num_malicious = _take_fraction(self.fraction, count)
         num_neighbors = jnp.maximum(count - num_malicious - 2, 1)
         is_pair = updates.is_present[:, None] & updates.is_present
         is_pair &= ~jnp.eye(len(is_pair), dtype=bool)
@@ -279,13 +279,17 @@ class Bucketing(Aggregation):
         return ClientUpdates(changes, (members * updates.weights).sum(1), counts > 0)
 
 
+def _take_fraction(fraction: float, count: jax.Array) -> jax.Array:
+    """Return floor(fraction * count), int32; a product that rounding lowers is not rounded down."""
+    return jnp.floor(jnp.float32(fraction) * count + 1e-4).astype(jnp.int32)
+
+
 def _average_sorted(updates: ClientUpdates, is_used: jax.Array) -> Tree:
     """Return the mean of each coordinate's values at some ranks among the present clients."""
     count = jnp.maximum(is_used.sum(), 1)
 
     def average(a: jax.Array) -> jax.Array:
-        expand = lambda mask: mask.reshape(-1, *[1] * (a.ndim - 1))  # noqa: E731
-        ordered = jnp.sort(jnp.where(expand(updates.is_present), a, jnp.inf), 0)
-        return jnp.where(expand(is_used), ordered, 0).sum(0) / count
+        ordered = jnp.sort(jnp.where(expand_like(updates.is_present, a), a, jnp.inf), 0)
+        return jnp.where(expand_like(is_used, a), ordered, 0).sum(0) / count
 
     return jax.tree.map(average, updates.changes)

@@ -1,8 +1,8 @@
 """ABAVG, accuracy-based averaging (Xiao et al., ISPDC 2021)."""
 
 from collections.abc import Callable
+from functools import partial
 
-import jax
 import jax.numpy as jnp
 
 from fedjax_het.algorithms.base import Algorithm
@@ -10,15 +10,12 @@ from fedjax_het.algorithms.builders import add_scaled_variables
 from fedjax_het.algorithms.ensemble_distillation import with_ensemble_step
 from fedjax_het.algorithms.server_step import ServerStepContext, get_server_examples
 from fedjax_het.algorithms.spec import AlgorithmSpec
-from fedjax_het.core.client_loop import Examples
-from fedjax_het.core.client_rows import ClientModels, get_client_row
-from fedjax_het.core.distillation import compute_logits, compute_weighted_sum
+from fedjax_het.core.client_rows import ClientModels
+from fedjax_het.core.distillation import compute_weighted_sum, score_models
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining
-from fedjax_het.core.resumable_loops import TEACHERS
-from fedjax_het.core.server_parallelism import ServerParallelism
 from fedjax_het.tasks.classification import correct
-from fedjax_het.utils.arrays import set_row
+from fedjax_het.utils.arrays import normalize_weights
 
 
 def abavg(
@@ -54,27 +51,14 @@ def abavg(
     Returns:
       The method.
     """
-    task = training.task
-
-    def predict_correct(parallelism: ServerParallelism, models, examples: Examples):
-        def predict_shard(examples: Examples):
-            labels, count = jnp.asarray(examples.labels), len(jax.tree.leaves(models)[0])
-
-            def add_model(i, is_correct):
-                logits = compute_logits(task, get_client_row(models, i), examples.inputs)
-                return set_row(is_correct, correct(logits, labels), i)
-
-            args = (TEACHERS, count, add_model, jnp.zeros((count, len(labels)), jnp.float32))
-            return parallelism.loops.run(*args, samples_per_iteration=len(labels) / 3).T
-
-        return parallelism.map_samples(predict_shard, examples)  # [n, S]
+    predict_correct = partial(score_models, training.task, correct)
 
     def average_by_accuracy(hp, context: ServerStepContext, models: ClientModels):
         args = (predict_correct, models.variables, get_server_examples(context))
         accuracies = plan.shard_server_work(*args, loops=context.cohort.loops).mean(0)
         weights = jnp.where(models.is_present, accuracies, 0)
         weights = jnp.where(weights.any(), weights, models.is_present)
-        weights = weights / jnp.maximum(weights.sum(), jnp.finfo(jnp.float32).tiny)
+        weights = normalize_weights(weights)
         change = compute_weighted_sum(weights - models.weights, models.variables)
         return add_scaled_variables(context.variables_after, hp["server_lr"], change)
 

@@ -163,7 +163,7 @@ def build_asynchronous_algorithm(
 
     algorithm = build_federated_algorithm(
         # Clients do not know the weights of their updates, which have several starts.
-        training._replace(compressor=None, attacks=(), aggregations=()),
+        training.with_plain_uploads(),
         plan,
         client._replace(begin=begin, step=step, end=end),
         init_server=init_server,

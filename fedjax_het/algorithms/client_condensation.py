@@ -45,6 +45,7 @@ from fedjax_het.core.server_training import EpochRange
 from fedjax_het.core.work_items import CondensationWork
 from fedjax_het.nn import Model
 from fedjax_het.nn.model import require_parts
+from fedjax_het.utils.arrays import expand_like
 from fedjax_het.utils.config import (
     Bounds,
     Config,
@@ -292,7 +293,7 @@ class ClientCondensation:
             key = fold_in_purpose(context.key, Purpose.SERVER)
             inputs = jax.random.normal(key, (*shape, *self.model.input_shape))
         if self.options.warm_start:
-            has_inputs = (state.created_round > 0).reshape(-1, *[1] * (inputs.ndim - 1))
+            has_inputs = expand_like(state.created_round > 0, inputs)
             inputs = jnp.where(has_inputs, state.inputs, inputs)
         gradient = jnp.zeros_like(inputs) if self.is_per_client else ()
         moments = _make_image_optimizer(context.hp).init(inputs)

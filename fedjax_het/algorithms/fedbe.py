@@ -18,6 +18,7 @@ from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.distillation import compute_logits, compute_weighted_sum, sum_over_models
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining
+from fedjax_het.utils.arrays import normalize_weights
 from fedjax_het.utils.config import (
     Config,
     MomentumCoefficient,
@@ -174,7 +175,10 @@ def _make_hyperparameters(options: FedBEOptions, num_clients: int) -> FedBEHyper
 
 
 def _make_gaussian_sampler(hp, teachers: TeacherModels) -> Callable[[jax.Array], Tree]:
-    params, weights = teachers.client_models.variables["params"], _normalized_weights(teachers)
+    params, weights = (
+        teachers.client_models.variables["params"],
+        normalize_weights(teachers.client_models.weights),
+    )
     mean = compute_weighted_sum(weights, params)
     squares = jax.tree.map(lambda w, mu: (w - mu) ** 2, params, mean)
     deviation = jax.tree.map(jnp.sqrt, compute_weighted_sum(weights, squares))
@@ -188,7 +192,9 @@ def _make_gaussian_sampler(hp, teachers: TeacherModels) -> Callable[[jax.Array],
 
 
 def _make_dirichlet_sampler(hp, teachers: TeacherModels) -> Callable[[jax.Array], Tree]:
-    log_weights = jnp.log(_normalized_weights(teachers))  # -inf of absent clients
+    log_weights = jnp.log(
+        normalize_weights(teachers.client_models.weights)
+    )  # -inf of absent clients
 
     def sample(key):
         # Shares of gamma variates are Dirichlet's: their sum cancels.
@@ -200,7 +206,10 @@ def _make_dirichlet_sampler(hp, teachers: TeacherModels) -> Callable[[jax.Array]
 
 
 def _make_normalized_sampler(hp, teachers: TeacherModels) -> Callable[[jax.Array], Tree]:
-    weights, start = _normalized_weights(teachers), teachers.variables_before["params"]
+    weights, start = (
+        normalize_weights(teachers.client_models.weights),
+        teachers.variables_before["params"],
+    )
 
     def fit_tensor(w, start):
         changes = w - start
@@ -232,11 +241,6 @@ _POSTERIOR_SAMPLERS = {
     "dirichlet": _make_dirichlet_sampler,
     "normalised": _make_normalized_sampler,
 }
-
-
-def _normalized_weights(teachers: TeacherModels) -> jax.Array:
-    weights = teachers.client_models.weights
-    return weights / jnp.maximum(weights.sum(), jnp.finfo(jnp.float32).tiny)
 
 
 SPEC = AlgorithmSpec(

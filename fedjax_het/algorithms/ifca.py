@@ -146,7 +146,7 @@ def ifca(training: LocalTraining, plan: ExecutionPlan, *, options: IFCAOptions) 
     )
     algorithm = build_federated_algorithm(
         # Clients send one of several models.
-        training._replace(compressor=None, attacks=(), aggregations=()),
+        training.with_plain_uploads(),
         plan,
         with_measuring_passes(client, training, measure, num_before=1),
         init_server=init_server,

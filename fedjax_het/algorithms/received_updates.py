@@ -29,6 +29,7 @@ from fedjax_het.core.client_rows import ClientModels
 from fedjax_het.core.contract_checks import ContractError
 from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.core.rng import Purpose, fold_in_purpose
+from fedjax_het.utils.arrays import normalize_weights
 
 Tree = Any
 MALICIOUS_INPUT = "malicious_clients"  # name of the rounds' input
@@ -118,8 +119,7 @@ def combine_received(
 def _scale_and_select(updates: ClientUpdates, factors: jax.Array) -> ClientUpdates:
     """Return the updates times their factors; updates with the factor 0 count as absent."""
     is_present = updates.is_present & (factors > 0)
-    weights = jnp.where(is_present, updates.weights, 0)
-    weights = weights / jnp.maximum(weights.sum(), jnp.finfo(weights.dtype).tiny)
+    weights = normalize_weights(jnp.where(is_present, updates.weights, 0))
     return ClientUpdates(scale_changes(updates.changes, factors), weights, is_present)
 
 

@@ -1,7 +1,8 @@
 """RoFSL, robust federated learning with server learning (Mai et al., 2026, arXiv:2604.03226)."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Literal
 
 import jax
@@ -12,17 +13,14 @@ from fedjax_het.aggregation import ClientUpdates, GeometricMedian, RobustAggrega
 from fedjax_het.aggregation.base import compute_norms
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.fsl import FSL, FSLHyperParameters, FSLOptions, fsl
-from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.client_loop import Cohort, Examples
-from fedjax_het.core.client_rows import get_client_row
-from fedjax_het.core.distillation import compute_logits
+from fedjax_het.core.client_rows import tile_over_clients
+from fedjax_het.core.distillation import score_models
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.gradient_diagnostics import compute_gradient_moments
 from fedjax_het.core.local_training import LocalTraining
-from fedjax_het.core.resumable_loops import TEACHERS
 from fedjax_het.core.server_parallelism import ServerParallelism
 from fedjax_het.core.server_training import make_sequential_batches
-from fedjax_het.utils.arrays import set_row
 from fedjax_het.utils.config import Bounds, SearchRange
 
 _SMALLEST_NORM = 1e-12
@@ -67,8 +65,8 @@ def rofsl(
       4. trains on D_0, as FSL does after the clients' average.
     Without a kept update the clients change nothing.
 
-    This is a reading of the paper's abstract, introduction and public summaries, whose full text
-    was not read. They name filtering by angle or loss, norm clipping, the geometric median and the
+    This is a reading of the paper's abstract, introduction and public summaries; its full text was
+    not read. They name filtering by angle or loss, norm clipping, the geometric median and the
     step of the server. They leave open the threshold of the filter, the bound of the norms, the
     order of clipping and filtering, and the weight `gamma`.
 
@@ -98,22 +96,7 @@ def _make_filter(
 ) -> Callable[..., jax.Array]:
     """Return the function that `LocalTraining.weigh_updates` describes."""
     task = training.task
-
-    def compute_losses(parallelism: ServerParallelism, params, variables, examples: Examples):
-        """Compute the mean losses of several models on the server's examples."""
-
-        def compute_on_shard(examples: Examples):
-            labels, count = jnp.asarray(examples.labels), len(jax.tree.leaves(params)[0])
-
-            def add_model(i, losses):
-                model = {**variables, "params": get_client_row(params, i)}
-                outputs = compute_logits(task, model, examples.inputs)
-                return set_row(losses, task.kind.compute_losses(outputs, labels), i)
-
-            args = (TEACHERS, count, add_model, jnp.zeros((count, len(labels)), jnp.float32))
-            return parallelism.loops.run(*args, samples_per_iteration=len(labels) / 3).T
-
-        return parallelism.map_samples(compute_on_shard, examples).mean(0)
+    compute_losses = partial(score_models, task, task.kind.compute_losses)
 
     def compute_gradient(parallelism: ServerParallelism, variables, examples: Examples):
         batches = make_sequential_batches(len(examples.labels), training.batch_size)
@@ -125,9 +108,9 @@ def _make_filter(
         if options.filter == "loss":
             add = lambda p, u: jnp.concatenate([p[None], p + u])  # noqa: E731
             params = jax.tree.map(add, variables["params"], updates.changes)
-            losses = plan.shard_server_work(
-                compute_losses, params, variables, examples, loops=cohort.loops
-            )
+            models = {**tile_over_clients(variables, len(updates.weights) + 1), "params": params}
+            args = (compute_losses, models, examples)
+            losses = plan.shard_server_work(*args, loops=cohort.loops).mean(0)
             return losses[1:] <= (1 + margin) * losses[0]
         if options.filter == "angle":
             # Collectives in order: first the collective of the clients' training.
@@ -155,18 +138,15 @@ def _make_filter(
     return weigh
 
 
-SPEC = AlgorithmSpec(
-    "rofsl",
-    rofsl,
-    "FSL whose server filters updates by its examples and takes their median (Mai et al., 2026)",
+SPEC = replace(
+    FSL,
+    name="rofsl",
+    build=rofsl,
+    description="FSL whose server filters updates by its examples and takes their median "
+    "(Mai et al., 2026)",
     title="RoFSL",
     paper="Mai, Chakrabarti, La and Maity, 2026, arXiv:2604.03226",
     options=RoFSLOptions,
     hyperparameters=RoFSLHyperParameters,
-    protocol="fsl",
-    rules=FSL.rules,
     color="#4477AA",
-    wraps="model",
-    settings_warnings=FSL.settings_warnings,
-    required_data=("server_data",),
 )

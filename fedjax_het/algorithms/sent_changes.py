@@ -21,8 +21,9 @@ def find_sent_change(
       unsent: places of variables that clients do not send; None for none.
 
     Returns:
-      The change, with None in the place of parameters that are not sent, and a function that
-      returns `update` with another change. None if the update contains no change of the model.
+      A pair of the change and a function, or None if the update contains no change of the model.
+      The change has None in place of parameters that clients do not send. The function returns
+      `update` with another change.
 
     Example:
       >>> from fedjax_het.algorithms.sent_changes import find_sent_change

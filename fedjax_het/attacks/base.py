@@ -13,6 +13,7 @@ from fedjax_het.utils.config import UnitInterval
 from fedjax_het.utils.kinds import Kind
 
 Tree = Any
+_STREAM = 0xA77AC4  # of a partition's seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,7 @@ class Attack(Kind):
     def choose_clients(self, num_clients: int, seed: int) -> np.ndarray:
         """Return the malicious clients.
 
-        Equal fractions and choices of several attacks are the same clients.
+        Several attacks with equal fractions and choices have equal malicious clients.
 
         Args:
           num_clients: number of clients, K.
@@ -55,9 +56,6 @@ class Attack(Kind):
         is_malicious = np.zeros(num_clients, bool)
         is_malicious[order[: round(self.fraction * num_clients)]] = True
         return is_malicious
-
-
-_STREAM = 0xA77AC4  # of a partition's seed
 
 
 @dataclass(frozen=True, kw_only=True)

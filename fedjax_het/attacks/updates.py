@@ -9,6 +9,7 @@ from jax.scipy.stats import norm
 
 from fedjax_het.aggregation.base import ClientUpdates, average_changes
 from fedjax_het.attacks.base import UpdateAttack
+from fedjax_het.utils.arrays import expand_like, normalize_weights
 from fedjax_het.utils.config import Bounds, NonNegativeFloat, PositiveFloat
 
 Tree = Any
@@ -161,14 +162,13 @@ class InnerProduct(UpdateAttack):
 
     def forge(self, updates, is_malicious, key):
         """Return the negative mean for every client."""
-        weights = jnp.where(is_malicious, 0, updates.weights)
-        total = jnp.maximum(weights.sum(), jnp.finfo(weights.dtype).tiny)
-        mean = average_changes(updates.changes, weights / total)
+        weights = normalize_weights(jnp.where(is_malicious, 0, updates.weights))
+        mean = average_changes(updates.changes, weights)
         return _tile(jax.tree.map(lambda a: -self.scale * a, mean), updates)
 
 
 def replace_malicious(updates: ClientUpdates, is_malicious: jax.Array, forged: Tree) -> Tree:
-    """Return the changes with the forged ones in place of the changes of malicious clients.
+    """Replace the changes of malicious clients by forged changes.
 
     Args:
       updates: the changes of all clients.
@@ -186,8 +186,9 @@ def replace_malicious(updates: ClientUpdates, is_malicious: jax.Array, forged: T
       >>> replace_malicious(updates, jnp.array([True, False]), jnp.zeros((2, 1))).tolist()
       [[0.0], [1.0]]
     """
-    expand = lambda a: is_malicious.reshape(-1, *[1] * (a.ndim - 1))  # noqa: E731
-    return jax.tree.map(lambda a, f: jnp.where(expand(a), f, a), updates.changes, forged)
+    return jax.tree.map(
+        lambda a, f: jnp.where(expand_like(is_malicious, a), f, a), updates.changes, forged
+    )
 
 
 def _tile(change: Tree, updates: ClientUpdates) -> Tree:

@@ -6,10 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_het.core.client_loop import Examples
 from fedjax_het.core.client_rows import ClientModels, get_client_row
 from fedjax_het.core.resumable_loops import TEACHERS, WHOLE_LOOPS, LoopRunner
+from fedjax_het.core.server_parallelism import ServerParallelism
 from fedjax_het.core.task import Task
-from fedjax_het.utils.arrays import pad_rows
+from fedjax_het.utils.arrays import expand_like, pad_rows, set_row
 from fedjax_het.utils.former_names import FORMER_INPUT_NAMES, accept_former_arguments
 from fedjax_het.utils.input_kinds import count_rows, map_arrays
 
@@ -58,6 +60,41 @@ def compute_logits(task: Task, variables: Tree, inputs: Any) -> jax.Array:
     return batch_logits.reshape(-1, *batch_logits.shape[2:])[:num_examples]
 
 
+def score_models(
+    task: Task,
+    score: Callable[[jax.Array, jax.Array], jax.Array],
+    parallelism: ServerParallelism,
+    models: Tree,
+    examples: Examples,
+) -> jax.Array:
+    """Score several models on examples; the devices share the examples.
+
+    Cost: one pass of each model over the examples, and one collective.
+
+    Args:
+      task: network and normalization.
+      score: `score(outputs, labels) -> [n]`, such as the losses or the correct predictions.
+      parallelism: devices that share the work.
+      models: variables of the networks, `[S, ...]`.
+      examples: the examples, `[n, ...]`.
+
+    Returns:
+      Scores, float32 `[n, S]`.
+    """
+
+    def score_shard(examples: Examples) -> jax.Array:
+        labels, count = jnp.asarray(examples.labels), len(jax.tree.leaves(models)[0])
+
+        def add_model(i, scores):
+            outputs = compute_logits(task, get_client_row(models, i), examples.inputs)
+            return set_row(scores, score(outputs, labels), i)
+
+        args = (TEACHERS, count, add_model, jnp.zeros((count, len(labels)), jnp.float32))
+        return parallelism.loops.run(*args, samples_per_iteration=len(labels) / 3).T
+
+    return parallelism.map_samples(score_shard, examples)
+
+
 def sum_over_models(
     function: Callable[[Tree], jax.Array],
     models: ClientModels,
@@ -103,6 +140,4 @@ def compute_weighted_sum(weights: jax.Array, trees: Tree) -> Tree:
       >>> compute_weighted_sum(jnp.array([0.5, 2.0]), {"w": jnp.array([2.0, 3.0])})["w"].tolist()
       7.0
     """
-    return jax.tree.map(
-        lambda leaf: (weights.reshape(-1, *(1,) * (leaf.ndim - 1)) * leaf).sum(0), trees
-    )
+    return jax.tree.map(lambda leaf: (expand_like(weights, leaf) * leaf).sum(0), trees)

@@ -76,6 +76,11 @@ class LocalTraining(NamedTuple):
     scales the received updates before the rules; an update with the factor 0 is left out. None: the
     updates as they are."""
 
+    def with_plain_uploads(self) -> "LocalTraining":
+        """Return local training whose uploads are sent, received and averaged as they are."""
+        plain: dict[str, Any] = {"compressor": None, "attacks": (), "aggregations": ()}
+        return self._replace(**plain, weigh_updates=None)
+
     @property
     def epochs(self) -> int:
         """The local epochs of clients that train by epochs; clients that condense have none."""

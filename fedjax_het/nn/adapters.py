@@ -27,7 +27,7 @@ from fedjax_het.nn.model import (
     make_inputs,
 )
 from fedjax_het.nn.output_dependence import is_computed_from
-from fedjax_het.utils.arrays import make_key
+from fedjax_het.utils.arrays import expand_like, make_key
 from fedjax_het.utils.errors import ConfigError
 from fedjax_het.utils.input_kinds import InputShape, NumTokens
 from fedjax_het.utils.registry import get_keyword_parameters
@@ -368,7 +368,7 @@ def _expand_mask(sample_mask: jax.Array, x: jax.Array) -> jax.Array | None:
     """
     if x.shape[0] != len(sample_mask):
         return None
-    return (sample_mask > 0).reshape(-1, *(1,) * (x.ndim - 1))
+    return expand_like(sample_mask > 0, x)
 
 
 def _inspect_module(module: nn.Module, inputs: Any) -> _ModuleInfo:

@@ -27,7 +27,7 @@ from fedjax_het.core.run_mapping import SCHEDULE_PLACEMENTS, map_runs
 from fedjax_het.core.task import Task
 from fedjax_het.runtime.signature import Signature
 from fedjax_het.utils.arrays import is_prng_key
-from fedjax_het.utils.errors import make_value_error
+from fedjax_het.utils.errors import require
 
 
 class CompiledPrograms(NamedTuple):
@@ -159,16 +159,13 @@ def build_algorithm(signature: Signature, plan: ExecutionPlan | None = None) -> 
     algorithm = get_algorithm_spec(signature.algorithm, options).build_algorithm(
         training, plan, options
     )
+    server = f"the server of {signature.algorithm}"
+    expected = f"no value: {server} does not average changes of one model in each round"
     if training.compressor is not None and algorithm.compressed_params is None:
-        server = f"the server of {signature.algorithm}"
-        expected = f"no value: {server} does not average changes of one model in each round"
         raise make_compression_error(training.compressor, expected)
     for setting, kinds in (("attack", training.attacks), ("aggregation", training.aggregations)):
-        if kinds and not algorithm.combines_changes:
-            names = ", ".join(kind.name for kind in kinds)
-            server = f"the server of {signature.algorithm}"
-            expected = f"no value: {server} does not average changes of one model in each round"
-            raise make_value_error(setting, names, expected)
+        names = ", ".join(kind.name for kind in kinds)
+        require(not kinds or algorithm.combines_changes, setting, names, expected)
     if not signature.pretrain_epochs:
         return algorithm
     clients = signature.evaluation.num_clients

@@ -437,6 +437,25 @@ def add_tracker_callback(
       A callback for the trackers, if there are any, followed by the user's callbacks.
 
     Raises:
+      ConfigError: see `require_trackers`.
+    """
+    require_trackers(track, folder, argument=argument)
+    if folder is None or not track:
+        return list(callbacks)
+    return [TrackerCallback(track, folder), *callbacks]
+
+
+def require_trackers(
+    track: Sequence[str], folder: Path | None, *, argument: str = "output_dir"
+) -> None:
+    """Check that trackers can be used.
+
+    Args:
+      track: names of trackers.
+      folder: folder of the records; None if the user passed none.
+      argument: name of the argument of the folder, for messages.
+
+    Raises:
       ConfigError: for unknown names, missing packages, and without a folder.
     """
     for name in track:
@@ -448,9 +467,6 @@ def add_tracker_callback(
                 f"{', '.join(missing)} cannot be imported: pip install 'fedjax_het[{name}]'"
             )
     require(not track or folder is not None, "track", list(track), f"an {argument} to write to")
-    if folder is None or not track:
-        return list(callbacks)
-    return [TrackerCallback(track, folder), *callbacks]
 
 
 class TrackerCallback:

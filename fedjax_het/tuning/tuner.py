@@ -19,7 +19,7 @@ from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.runtime.progress import SweepProgressOption
 from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.sweep import sweep
-from fedjax_het.runtime.trackers import add_tracker_callback
+from fedjax_het.runtime.trackers import require_trackers
 from fedjax_het.tuning.search_space import (
     Space,
     draw_trials,
@@ -170,8 +170,8 @@ def tune(
     require(len(seeds) > 0, "seeds", tuple(seeds), "at least one seed")
     if directory is not None:
         directory = make_output_directory(directory)
-    track = sweep_arguments.get("track", ())  # an error precedes the first line of progress
-    add_tracker_callback((), track, directory, argument="directory")
+    # An error precedes the first line of progress.
+    require_trackers(sweep_arguments.get("track", ()), directory, argument="directory")
     runner = _TrialRunner(directory, tuple(seeds), validation, progress, sweep_arguments)
     searches = [_Search(spec, get_search_space(spec, space)) for spec in specs]
     search = _search_by_optuna if sampler == "optuna" else _search_by_halving

@@ -152,6 +152,43 @@ def pad_rows(array: AnyArray, num_rows: int) -> jax.Array:
     return jnp.pad(array, [(0, num_rows), *[(0, 0)] * (array.ndim - 1)])
 
 
+def expand_like(values: jax.Array, array: jax.Array) -> jax.Array:
+    """Return one value for each row of an array, with axes of length 1 behind.
+
+    Args:
+      values: `[S]`.
+      array: `[S, ...]`.
+
+    Returns:
+      The values, `[S, 1, ..., 1]`, with the number of axes of `array`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.utils.arrays import expand_like
+      >>> expand_like(jnp.array([1.0, 2.0]), jnp.zeros((2, 5, 3))).shape
+      (2, 1, 1)
+    """
+    return values.reshape(-1, *[1] * (array.ndim - 1))
+
+
+def normalize_weights(weights: jax.Array) -> jax.Array:
+    """Divide weights by their sum; weights that are all 0 stay 0.
+
+    Args:
+      weights: `[S]`, at least 0.
+
+    Returns:
+      Weights with the sum 1 or 0, `[S]`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.utils.arrays import normalize_weights
+      >>> normalize_weights(jnp.array([1.0, 3.0])).tolist()
+      [0.25, 0.75]
+    """
+    return weights / jnp.maximum(weights.sum(), jnp.finfo(weights.dtype).tiny)
+
+
 def fetch_to_host(leaf: Any) -> Any:
     """Return an array that this process can address in full as a NumPy array; keys stay keys."""
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:

@@ -160,8 +160,9 @@ class KindSetting(Generic[KindT]):
                 make = self.registry[name].make
                 types = field_types(make)
                 if not field:
-                    expected = f"keys kind.field such as '{name}.{make.strength}'"
-                    expected = expected if make.strength else "True, as the kind has no field"
+                    expected = "True, as the kind has no field"
+                    if make.strength:
+                        expected = f"keys kind.field such as '{name}.{make.strength}'"
                     raise make_value_error(self.name, {key: value}, expected)
                 require_name(f"{self.name} {name}", field, types)
                 fields[field] = value

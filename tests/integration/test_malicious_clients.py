@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from chex import assert_trees_all_close
 from support.markers import method_cases, slow_case
 from support.small_runs import (
     FAST_OPTIONS,
@@ -22,6 +23,7 @@ from fedjax_het.methods import build_federated_algorithm, make_local_sgd
 
 SMALL = {"network_options": {"hidden": [8]}, "rounds": 4, "num_clients": 6}
 SMALL |= {"local_optimizer": "sgd", "learning_rate": 0.1, "participation": 1.0}
+TOLERANCES = {"rtol": 1e-3, "atol": 2e-6}
 METRICS = ("train_loss", "test_loss", "test_accuracy", "update_norm")
 
 
@@ -66,21 +68,16 @@ def test_a_round_is_the_rule_of_the_clients_own_changes():
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *changes)
     mean = get_change(whole, start)
     expected = jax.tree.map(lambda a: a.mean(0), stacked)
-    assert_trees_close(mean, expected)
+    assert_trees_all_close(mean, expected, **TOLERANCES)
     median = run_spec(make(rounds=1, averaging="uniform", aggregation="median"))
     expected = jax.tree.map(lambda a: np.median(a, 0), stacked)
-    assert_trees_close(get_change(median, start), expected)
+    assert_trees_all_close(get_change(median, start), expected, **TOLERANCES)
     attack = SignFlip(fraction=0.4, scale=3)
     signs = np.where(attack.choose_clients(6, spec.resolved().partition_seed), -3.0, 1.0)
     assert (signs < 0).sum() == 2
     flipped = run_spec(make(rounds=1, averaging="uniform", attack=attack))
     expected = jax.tree.map(lambda a: np.tensordot(signs, a, 1) / 6, stacked)
-    assert_trees_close(get_change(flipped, start), expected)
-
-
-def assert_trees_close(actual, expected):
-    for pair in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
-        np.testing.assert_allclose(*pair, rtol=1e-3, atol=2e-6)
+    assert_trees_all_close(get_change(flipped, start), expected, **TOLERANCES)
 
 
 DEFENDED = {"attack": "gaussian:fraction=0.4,std=0.1"}

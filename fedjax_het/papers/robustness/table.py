@@ -125,14 +125,13 @@ def collect_scores(table_run: TableRun) -> pd.DataFrame:
       in percent, NaN for a run that diverged.
     """
     records, results = [], table_run.results
+    finished = set(results["settings"]) if len(results) else set()
     for cell in table_run.cells:
         for run in cell.runs:
-            if not len(results) or run.digest() not in set(results["settings"]):
-                continue
-            result, accuracy = table_run.load_run_result(run), math.nan
-            if result is not None:
-                accuracy = 100 * float(result.metrics["test_accuracy"][-5:].mean())
-            records.append((cell.dataset, cell.method, run.seed, accuracy))
+            if run.digest() in finished:
+                result = table_run.load_run_result(run)
+                accuracy = math.nan if result is None else 100 * result.summary["final_accuracy"]
+                records.append((cell.dataset, cell.method, run.seed, accuracy))
     return pd.DataFrame(records, columns=["dataset", "row", "seed", "accuracy"])
 
 
