@@ -71,6 +71,10 @@ class RoundInfo(NamedTuple):
     "Metrics of client drift by name, if `LocalTraining.measures_drift`."
     client_losses: ClientLosses | None = None
     "`CohortResult.client_losses`, which client selection by losses reads."
+    num_trained: jax.Array | None = None
+    "`[]` int32: clients that have trained, of a run with client-level privacy."
+    num_within_norm: jax.Array | None = None
+    "`[]` int32: clients whose change client-level privacy did not clip."
 
 
 class Traffic(NamedTuple):
@@ -299,6 +303,9 @@ class Algorithm(NamedTuple):
     combines_changes: bool = False
     """Whether a round applies `LocalTraining.attacks` and `LocalTraining.aggregations`; otherwise
     runs with such settings are refused."""
+    protects_privacy: bool = False
+    """Whether a round applies `LocalTraining.privacy` and reads the clients' data in no other way;
+    otherwise runs with the setting `privacy` are refused. `with_server_step` unsets it."""
     round_inputs: tuple[RoundInput, ...] = ()
     "Arrays that a round reads in addition to its schedule and the examples."
 

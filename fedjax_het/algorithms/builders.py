@@ -19,6 +19,11 @@ from fedjax_het.algorithms.local_parameters import (
     split_parameters,
     with_local_parameters,
 )
+from fedjax_het.algorithms.private_updates import (
+    add_private_noise,
+    get_client_level,
+    with_private_change,
+)
 from fedjax_het.algorithms.received_updates import combine_received, with_sent_change
 from fedjax_het.algorithms.sent_changes import select_sent_params
 from fedjax_het.core.client_algorithm import (
@@ -41,6 +46,8 @@ from fedjax_het.core.contract_checks import (
 from fedjax_het.core.drift import split_drift, with_drift_sums
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining, ServerMessage
+from fedjax_het.core.private_gradients import PrivateStep
+from fedjax_het.privacy import ExampleLevel
 from fedjax_het.utils.arrays import AnyArray, make_key
 from fedjax_het.utils.arrays import num_bytes as num_bytes
 
@@ -103,6 +110,10 @@ def build_federated_algorithm(
     parameters by these attacks and rules, unless a round returns the clients' models. Memory: the
     changes of S clients on every device.
 
+    With `training.privacy` clients send the clipped change of the parameters and nothing else, and
+    the server adds noise. `counts` then contain the expected number of clients, which does not
+    depend on the clients.
+
     With `training.local_parameters` (see `AlgorithmSpec.local_parameters`) the server's state, the
     messages and the uploads contain no local parameters. `init_server` receives the initial
     variables with None in their place. The functions of `client_algorithm` see messages with the
@@ -156,6 +167,14 @@ def build_federated_algorithm(
     if compressor is not None:
         drop_local = (lambda variables: variables) if split is None else split.drop_local
         client = with_compressed_change(client, compressor, drop_local=drop_local, unsent=unsent)
+    sending_client, privacy = client, training.privacy
+    if training.returns_client_models or training.weigh_updates is not None:
+        privacy = None
+    if isinstance(privacy, ExampleLevel) and not isinstance(client_algorithm.step, PrivateStep):
+        privacy = None
+    client_level = None if privacy is None else get_client_level(training)
+    if privacy is not None:
+        client = with_private_change(client, privacy, unsent)
     combines_changes = bool(training.attacks or training.aggregations or training.weigh_updates)
     combines_changes = combines_changes and not training.returns_client_models
     if combines_changes:
@@ -183,6 +202,18 @@ def build_federated_algorithm(
             received = (client_update, result.outputs, message.variables, unsent, cohort, key)
             client_update = combine_received(training, hp, *received)
         counts = CohortCounts(schedule.num_clients, result.num_trained, schedule.weight_fraction)
+        num_within_norm = None
+        if client_level is not None:
+            num_within_norm, size = client_update.sum, training.expected_cohort_size
+            client_update = add_private_noise(
+                *(client_level, client_update, message.variables, unsent),
+                hp=hp,
+                num_trained=result.num_trained,
+                cohort_size=size,
+                key=key,
+            )
+            share = jnp.float32(size / schedule.num_clients)
+            counts = CohortCounts(schedule.num_clients, jnp.int32(max(1, round(size))), share)
         arguments = {"hp": hp, "server": server, "client_update": client_update, "counts": counts}
         new_server = call_user_function("update", update, **arguments)
         _require_message("update", new_server)
@@ -195,6 +226,8 @@ def build_federated_algorithm(
             models=models,
             drift=drift,
             client_losses=result.client_losses,
+            num_trained=None if client_level is None else result.num_trained,
+            num_within_norm=num_within_norm,
         )
         return State(new_server, result.states, state.round + 1), info
 
@@ -203,7 +236,8 @@ def build_federated_algorithm(
             count = jnp.int32(1)
             info = ClientInfo(jnp.int32(0), count, count, jnp.zeros(0))
             context = ClientContext(hp, server, info, make_key(0))
-            return client.end(context, client.begin(context, client_state), client_state)[0]
+            local = sending_client.begin(context, client_state)
+            return sending_client.end(context, local, client_state)[0]
 
         client_state = get_client_row(state.clients, 0)
         upload = plan.eval_shape(make_update, hp, state.server, client_state)
@@ -239,6 +273,7 @@ def build_federated_algorithm(
         extra_passes=client.extra_passes,
         can_page_state=not _depends_on_weights(client, training),
         combines_changes=combines_changes,
+        protects_privacy=privacy is not None,
     )
 
 

@@ -292,6 +292,7 @@ def dynafed(
         return wrapped.summary(hp, state) | _make_summary(state.server.step_state)
 
     return wrapped._replace(
+        protects_privacy=algorithm.protects_privacy,
         server_stages=(*wrapped.server_stages, stage),
         artifacts=artifacts,
         summary=summary,

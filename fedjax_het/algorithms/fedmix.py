@@ -203,6 +203,7 @@ def _build_mixup_algorithm(
     return build_federated_algorithm(training, plan, client, make_message=make_message)._replace(
         round_inputs=(RoundInput(AVERAGES_INPUT, partial(_make_averages, mean_blocks)),),
         initial_traffic=partial(_count_initial_traffic, mean_blocks),
+        protects_privacy=False,  # clients send averages of their examples
     )
 
 

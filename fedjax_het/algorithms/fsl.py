@@ -168,7 +168,8 @@ def fsl(
 
     epochs_input = RoundInput(SERVER_EPOCHS_INPUT, _make_server_epochs)
     return with_server_step(algorithm, run_server_step, server_batch_size=batch_size)._replace(
-        round_inputs=(*algorithm.round_inputs, epochs_input)
+        round_inputs=(*algorithm.round_inputs, epochs_input),
+        protects_privacy=algorithm.protects_privacy,
     )
 
 
@@ -214,7 +215,11 @@ def data_sharing(
         size = num_bytes(federation.server_examples)
         return InitialTraffic(down + federation.partition.num_clients * size, up)
 
-    return algorithm._replace(trains_on_server_data=True, initial_traffic=count_initial_traffic)
+    return algorithm._replace(
+        trains_on_server_data=True,
+        initial_traffic=count_initial_traffic,
+        protects_privacy=False,
+    )
 
 
 def _settings_warnings(run: Any, algorithm_spec: AlgorithmSpec) -> list[str]:

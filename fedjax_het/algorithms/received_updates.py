@@ -17,9 +17,10 @@ from fedjax_het.aggregation import (
     RobustAggregation,
     UpdateClipping,
 )
-from fedjax_het.aggregation.base import average_changes, scale_changes
+from fedjax_het.aggregation.base import average_changes, compute_norms, scale_changes
 from fedjax_het.algorithms.base import FederationData, RoundInput
 from fedjax_het.algorithms.local_parameters import ParameterSplit
+from fedjax_het.algorithms.private_updates import get_client_level, get_clip_norm
 from fedjax_het.algorithms.sent_changes import find_sent_change
 from fedjax_het.attacks import Attack
 from fedjax_het.attacks.updates import replace_malicious
@@ -94,6 +95,11 @@ def combine_received(
         is_malicious = cohort.inputs[MALICIOUS_INPUT][i, cohort.schedule.participants]
         forged = attack.forge(received, is_malicious, jax.random.fold_in(key, i))
         received = received._replace(changes=replace_malicious(received, is_malicious, forged))
+    client_level = get_client_level(training)
+    if client_level is not None:  # the server does not rely on malicious clients
+        max_norm = get_clip_norm(client_level, hp)
+        factors = max_norm / jnp.maximum(compute_norms(received.changes), max_norm)
+        received = received._replace(changes=scale_changes(received.changes, factors))
     if training.weigh_updates is not None:
         factors = training.weigh_updates(hp, variables, received, cohort)
         received = _scale_and_select(received, factors)

@@ -85,7 +85,8 @@ def with_server_step(
 
     The step's result is evaluated and sent to the clients of the next round, and `update_norm` is
     the change of the global model by round and step. Clients, their state and the traffic are
-    unchanged from `algorithm`.
+    unchanged from `algorithm`. `protects_privacy` is False, as a step may read the clients'
+    examples.
 
     With `feeds_back=False` the step's result is evaluated and returned, see
     `Algorithm.result_model`. The clients of the next round receive the model of `algorithm`, and
@@ -182,6 +183,7 @@ def with_server_step(
         personal_variables=on_inner_state(algorithm.personal_variables),
         server_stages=tuple(map(lift_stage, algorithm.server_stages)),
         server_batch_size=max(algorithm.server_batch_size, server_batch_size),
+        protects_privacy=False,
         artifacts=on_inner_state(algorithm.artifacts),
         summary=on_inner_state(algorithm.summary),
     )

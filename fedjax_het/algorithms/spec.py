@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, get_type_hints
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.checks import validate_algorithm
 from fedjax_het.algorithms.compressed_uploads import with_compressed_uploads
+from fedjax_het.algorithms.private_updates import get_client_level, with_private_rounds
 from fedjax_het.algorithms.received_updates import make_malicious_input
 from fedjax_het.core.contract_checks import ContractError
 from fedjax_het.core.execution_plan import ExecutionPlan
@@ -341,6 +342,10 @@ class AlgorithmSpec:
         algorithm = validate_algorithm(self.name, algorithm, training.task.model)
         if training.compressor is not None and not self.has_base:  # a base has done it
             algorithm = with_compressed_uploads(algorithm, training.compressor)
+        client_level = get_client_level(training)
+        if client_level is not None and algorithm.protects_privacy and not self.has_base:
+            size = training.expected_cohort_size
+            algorithm = with_private_rounds(algorithm, client_level, size)
         if algorithm.combines_changes and training.attacks and not self.has_base:
             inputs = (*algorithm.round_inputs, make_malicious_input(training.attacks))
             algorithm = algorithm._replace(round_inputs=inputs)

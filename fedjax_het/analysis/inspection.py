@@ -20,6 +20,7 @@ from fedjax_het.data import DATASETS, PARTITIONS, SERVER_SOURCES
 from fedjax_het.data.sources import SOURCES
 from fedjax_het.metrics.registry import METRICS
 from fedjax_het.nn import NETWORKS
+from fedjax_het.privacy import PRIVACY
 from fedjax_het.skews import PARTITION_SKEWS, SKEWS
 from fedjax_het.systems import SYSTEMS
 from fedjax_het.tasks import TASKS
@@ -361,6 +362,7 @@ REGISTRIES: dict[str, tuple[Mapping[str, Any], Callable[[Any], Iterable[str]]]] 
     "systems": (SYSTEMS, functools.partial(_describe_kind, "system")),
     "attacks": (ATTACKS, functools.partial(_describe_kind, "attack")),
     "aggregations": (AGGREGATIONS, functools.partial(_describe_kind, "aggregation")),
+    "privacy": (PRIVACY, functools.partial(_describe_kind, "privacy")),
     "networks": (NETWORKS, _describe_network),
     "server's examples": (SERVER_SOURCES, lambda source: _describe_parameters(source.options)),
     "compressors": (COMPRESSORS, functools.partial(_describe_kind, "compression")),

@@ -64,6 +64,7 @@ _GROUPS = {
             "attack",
             "aggregation",
             "compression",
+            "privacy",
             "protocol",
             "hp",
             "options",
@@ -117,7 +118,7 @@ _COMMON = (
 )
 _METAVARS = {
     **{"init_from": "PATH", "local_optimizer": "OPT", "metrics": "NAMES"},
-    **dict.fromkeys(("skew", "system", "attack", "aggregation"), "KIND:..."),
+    **dict.fromkeys(("skew", "system", "attack", "aggregation", "privacy"), "KIND:..."),
 }
 _EXTRA_OPTIONS = (
     Option("help_all", "--help-all", bool, False, "Print the help of every option."),

@@ -4,13 +4,16 @@ from typing import Any
 
 from fedjax_het.aggregation import AGGREGATION_SETTING
 from fedjax_het.attacks import ATTACK_SETTING, LabelAttack, MaliciousLabels
+from fedjax_het.privacy import PRIVACY_SETTING
 from fedjax_het.skews import SKEW_SETTING, Skew
 from fedjax_het.systems import SYSTEM_SETTING
 from fedjax_het.utils.kinds import KindSetting
 
 KIND_SETTINGS: dict[str, KindSetting[Any]] = {
     setting.name: setting
-    for setting in (SKEW_SETTING, SYSTEM_SETTING, ATTACK_SETTING, AGGREGATION_SETTING)
+    for setting in (
+        *(SKEW_SETTING, SYSTEM_SETTING, ATTACK_SETTING, AGGREGATION_SETTING, PRIVACY_SETTING),
+    )
 }
 """The settings by name."""
 

@@ -53,6 +53,7 @@ from fedjax_het.data import (
 from fedjax_het.data.dataset_registry import is_read_by_package, require_dataset_name
 from fedjax_het.metrics.registry import parse_metrics
 from fedjax_het.nn import NETWORKS
+from fedjax_het.privacy import PRIVACY_SETTING, ClientLevel, require_dp_accounting
 from fedjax_het.skews import (
     PARTITION_SKEW_EXAMPLES,
     PARTITION_SKEWS,
@@ -65,7 +66,10 @@ from fedjax_het.systems import (
     SYSTEM_SETTING,
     AdaptiveSelection,
     Deadline,
+    DeviceModel,
+    Dropout,
     PartialWork,
+    PoissonSampling,
     validate_combination,
 )
 from fedjax_het.systems.traces import TraceModel
@@ -288,6 +292,7 @@ def _resolve_except_hyperparameters(
     expected = "no value, or patience >= 1"
     require(not spec.min_delta or spec.patience is not None, "min_delta", spec.min_delta, expected)
     spec = update_settings(spec, min_delta=spec.min_delta or None)
+    spec = _resolve_privacy(raw, spec, skews)
     return _resolve_options(raw, spec, method, options), method, hp
 
 
@@ -392,6 +397,48 @@ def _resolve_received_updates(raw: RunSettings) -> RunSettings:
     expected = "a rule for the buckets, as in 'bucketing:size=2 median'"
     require(bool(replacing) or not has_buckets, "aggregation", "bucketing", expected)
     return update_settings(raw, attack=attack, aggregation=aggregation)
+
+
+def _resolve_privacy(raw: RunSettings, spec: RunSettings, skews: tuple[Skew, ...]) -> RunSettings:
+    """Return the settings with `privacy` in its canonical order, if its guarantee holds.
+
+    Args:
+      raw: settings of the user.
+      spec: settings with defaults.
+      skews: the skews of the run.
+
+    Returns:
+      The settings. With client-level privacy the average counts every client once.
+    """
+    privacy, mechanisms = PRIVACY_SETTING.resolve(raw.privacy)
+    spec = update_settings(spec, privacy=privacy)
+    if not mechanisms:
+        return spec
+    names = ", ".join(mechanism.name for mechanism in mechanisms)
+    require(len(mechanisms) == 1, "privacy", names, "one mechanism")
+    mechanism, name = mechanisms[0], f"privacy {names}"
+    if mechanism.noise_multiplier:
+        require_dp_accounting("privacy", names)
+    if spec.server_data is not None:
+        source = SERVER_SOURCES.require(spec.server_data)
+        is_valid = source.draw is None or source.withheld is not None
+        expected = f"examples that no client holds, such as held_out, with {name}"
+        require(is_valid, "server_data", spec.server_data, expected)
+    if not isinstance(mechanism, ClientLevel):
+        return spec
+    for setting in ("aggregation", "compression"):
+        value = ", ".join(getattr(raw, setting)) if setting == "aggregation" else raw.compression
+        expected = f"no value with {name}, whose noise is for the mean of clipped updates"
+        require(not value, setting, value, expected)
+    drifts = ", ".join(skew.name for skew in skews if isinstance(skew, DriftSkew))
+    require(not drifts, "skew", drifts, f"no drift with {name}: clients may join and leave")
+    for model in SYSTEM_SETTING.parse(raw.system):
+        is_valid = isinstance(model, DeviceModel | PartialWork | Dropout | PoissonSampling)
+        expected = f"no value with {name}, which requires draws of clients that ignore their data"
+        require(is_valid, "system", model.name, expected)
+    expected = f"uniform with {name}: a weight of examples would reveal their number"
+    require(raw.averaging in (None, "uniform"), "averaging", raw.averaging, expected)
+    return update_settings(spec, averaging="uniform" if spec.averaging else spec.averaging)
 
 
 def _resolve_system(raw: RunSettings, method: AlgorithmSpec) -> RunSettings:

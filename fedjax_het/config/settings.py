@@ -12,6 +12,7 @@ from fedjax_het.algorithms.spec import HYPERPARAMETER_SETTINGS as HYPERPARAMETER
 from fedjax_het.attacks import ATTACK_SETTING
 from fedjax_het.compression import to_compression_setting
 from fedjax_het.config.kind_settings import KIND_SETTINGS
+from fedjax_het.privacy import PRIVACY_SETTING
 from fedjax_het.skews import SKEW_SETTING
 from fedjax_het.systems import SYSTEM_SETTING
 from fedjax_het.utils.config import Bounds, to_python_scalar
@@ -25,7 +26,7 @@ _OMITTED_WHEN_EMPTY = (
     *("network_options", "precision", "init_from", "held_out_clients", "held_out_epochs"),
     *("metrics", "optimizer_options", "lr_schedule", "lr_step_schedule", "local_steps"),
     *("gradient_accumulation", "target_accuracy", "patience", "min_delta", "validation", "skew"),
-    *("system", "attack", "aggregation", "compression"),
+    *("system", "attack", "aggregation", "compression", "privacy"),
 )
 FORMER_SETTING_NAMES = {
     "accumulation": "gradient_accumulation",
@@ -286,6 +287,11 @@ class RunSettings:
     )
     """Robust rules of the server, e.g. trimmed_mean:fraction=0.2; see `list aggregations`
     (default: the weighted mean)."""
+    privacy: dict[str, Any] = field(
+        default_factory=dict, metadata={"convert": PRIVACY_SETTING.to_settings}
+    )
+    """Differential privacy, e.g. client_level:noise_multiplier=1,clip_norm=0.5; see `list privacy`
+    (default: none)."""
     server_data: str | None = None
     """Source of the server's own examples; `fedjax-het list` names all sources (default: held_out
     where they are proxy data, iid for other methods that need them)."""

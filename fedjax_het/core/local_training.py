@@ -25,8 +25,11 @@ from fedjax_het.core.optimizers import (
     accumulate_gradient,
     make_local_optimizer,
 )
+from fedjax_het.core.private_gradients import PrivateStep, compute_private_gradient
 from fedjax_het.core.task import Task
 from fedjax_het.nn.model import Model
+from fedjax_het.privacy import ExampleLevel, PrivacyMechanism
+from fedjax_het.utils.errors import make_value_error
 
 Tree = Any
 
@@ -75,11 +78,15 @@ class LocalTraining(NamedTuple):
     """`weigh_updates(hp, variables, updates, cohort) -> factors`: float32 `[S]` by which the server
     scales the received updates before the rules; an update with the factor 0 is left out. None: the
     updates as they are."""
+    privacy: PrivacyMechanism | None = None
+    "Differential privacy of the clients' uploads; None: none."
+    expected_cohort_size: float = 1.0
+    "Expected number of clients of a round, by which client-level privacy divides their sum."
 
     def with_plain_uploads(self) -> "LocalTraining":
         """Return local training whose uploads are sent, received and averaged as they are."""
         plain: dict[str, Any] = {"compressor": None, "attacks": (), "aggregations": ()}
-        return self._replace(**plain, weigh_updates=None)
+        return self._replace(**plain, weigh_updates=None, privacy=None)
 
     @property
     def epochs(self) -> int:
@@ -92,6 +99,9 @@ class LocalTraining(NamedTuple):
     ) -> tuple[jax.Array, Tree, Tree]:
         """Compute the loss of a local step: `Task.loss_and_gradient` with the regularizer.
 
+        With example-level privacy the gradient is clipped and noisy, see
+        `compute_private_gradient`.
+
         Args:
           context: the context of the method's `step`.
           variables: variables of the model, `{"params": ..., "state": ...}`.
@@ -101,6 +111,11 @@ class LocalTraining(NamedTuple):
         Returns:
           The loss, the gradient, and the variables with new batch-norm statistics.
         """
+        if isinstance(self.privacy, ExampleLevel):
+            if arguments or self.regularizer is not None:
+                expected = "a method whose clients train by the plain loss of each example"
+                raise make_value_error("privacy", self.privacy.name, expected)
+            return compute_private_gradient(self.task, self.privacy, variables, batch, context.key)
         if self.regularizer is not None:
             arguments["regularizer"] = partial(self.regularizer, context.hp)
         return self.task.loss_and_gradient(variables, batch, context.key, **arguments)
@@ -237,6 +252,8 @@ def make_training_step(
         )
         return ClientTrainState(variables, optimizer_state, aux), loss
 
+    if isinstance(training.privacy, ExampleLevel) and loss_and_gradient is None:
+        return PrivateStep(step)
     return step
 
 

@@ -52,6 +52,8 @@ class Purpose(enum.IntEnum):
     COMPRESSION = 2**32 - 8  # random rounding of a client's upload
     ATTACK = 2**32 - 9  # updates of malicious clients
     AGGREGATION = 2**32 - 10  # division of the clients into buckets
+    PRIVACY = 2**32 - 11  # noise on the clients' mean change, or on the gradients of a client
+    PRIVATE_COUNT = 2**32 - 12  # noise on the number of changes that adaptive clipping leaves
 
 
 def fold_in_purpose(key: jax.Array, purpose: Purpose) -> jax.Array:

@@ -138,6 +138,8 @@ class RoundSettings(NamedTuple):
     'Weights of the average: "uniform" or "weighted" (by samples); None where nothing is averaged.'
     eval_every: int = 1
     "Rounds between evaluations."
+    max_cohort_size: int | None = None
+    "Largest number of clients of a round, of plans; None: the number that `participation` gives."
 
 
 class Scheduler:
@@ -180,7 +182,9 @@ class Scheduler:
     ):
         self.work_items, self.settings, self._plans = work_items, settings, plans
         self.partition = partition = work_items.partition
-        self.cohort_size = compute_cohort_size(partition.num_clients, settings.participation)
+        self.cohort_size = settings.max_cohort_size or compute_cohort_size(
+            partition.num_clients, settings.participation
+        )
         num_rounds = settings.num_rounds
         self.max_cohort_examples = 0
         self._assignments: list[_LaneAssignment] = []
@@ -250,6 +254,11 @@ class Scheduler:
             return work
         assert isinstance(work, ClientWork)
         return work.with_num_steps(plan.clients, plan.num_steps)
+
+    def count_passes(self, round_index: int) -> np.ndarray:
+        """Return the passes over its examples that each client begins in a round, int64 `[K]`."""
+        work = self._get_work(round_index)
+        return -(-work.num_steps // np.maximum(work.epoch_steps, 1))
 
     def is_eval_round(self, round_index: int) -> bool:
         """Return whether an evaluation follows a round: every `eval_every`, and the last five."""

@@ -10,6 +10,7 @@ from fedjax_het.algorithms import get_algorithm_spec
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.compressed_uploads import make_compression_error
 from fedjax_het.algorithms.pretraining import with_pretraining
+from fedjax_het.algorithms.private_updates import make_privacy_error
 from fedjax_het.core.execution_plan import (
     PER_DEVICE,
     PER_RUN,
@@ -166,6 +167,12 @@ def build_algorithm(signature: Signature, plan: ExecutionPlan | None = None) -> 
     for setting, kinds in (("attack", training.attacks), ("aggregation", training.aggregations)):
         names = ", ".join(kind.name for kind in kinds)
         require(not kinds or algorithm.combines_changes, setting, names, expected)
+    if training.privacy is not None and not algorithm.protects_privacy:
+        loss = "; example_level requires the plain loss" * (
+            training.privacy.name == "example_level"
+        )
+        expected = f"no value: {signature.algorithm} reads more of the clients than noisy changes"
+        raise make_privacy_error(training.privacy, f"{expected} of one model{loss}")
     if not signature.pretrain_epochs:
         return algorithm
     clients = signature.evaluation.num_clients

@@ -35,6 +35,7 @@ from fedjax_het.systems import (
     AsynchronousSimulation,
     DeviceModel,
     Federation,
+    PoissonSampling,
     SystemSimulation,
 )
 from fedjax_het.utils.arrays import make_key
@@ -200,8 +201,27 @@ def require_fixed_selection(spec: RunSpec, caller: str) -> None:
 
 def _get_round_settings(spec: ResolvedRunSpec) -> RoundSettings:
     return RoundSettings(
-        spec.seed, spec.rounds, spec.participation, spec.averaging, spec.eval_every
+        spec.seed,
+        spec.rounds,
+        spec.participation,
+        spec.averaging,
+        spec.eval_every,
+        max_cohort_size=_compute_max_cohort_size(spec),
     )
+
+
+def _compute_max_cohort_size(spec: ResolvedRunSpec) -> int | None:
+    """Return a number of clients that a round of Poisson sampling does not exceed; else None.
+
+    The probability of more clients in a round is below 1e-12.
+    """
+    if not any(isinstance(m, PoissonSampling) for m in SYSTEM_SETTING.parse(spec.system)):
+        return None
+    from scipy import stats
+
+    num_clients = spec.num_clients
+    probability = compute_cohort_size(num_clients, spec.participation) / num_clients
+    return min(num_clients, 1 + int(stats.binom.isf(1e-12, num_clients, probability)))
 
 
 def make_further_schedulers(
@@ -220,6 +240,7 @@ def make_further_schedulers(
     """
     spec, partition, tuning = assignment.spec, assignment.partition, algorithm.fine_tuning
     schedulers: dict[str, Any] = {}
+    all_clients: dict[str, Any] = {"participation": 1.0, "max_cohort_size": None}
     if tuning is not None:
         work = ClientWork(
             partition,
@@ -229,11 +250,11 @@ def make_further_schedulers(
             stream=Stream.TUNING,
         )
         make = _bind_settings(spec, work)
-        schedulers["tuning_scheduler"] = make(participation=1.0, averaging=None, **layout)
+        schedulers["tuning_scheduler"] = make(averaging=None, **all_clients, **layout)
     if spec.gradient_gaps:  # one round, which serves whenever gradients are due
         make = _bind_settings(spec, ClientWork(partition, 1, spec.batch_size))
         schedulers["diagnostics_scheduler"] = make(
-            num_rounds=1, participation=1.0, averaging="weighted", **layout
+            num_rounds=1, averaging="weighted", **all_clients, **layout
         )
     return schedulers
 

@@ -26,6 +26,7 @@ from fedjax_het.core.optimizers import (
     make_user_transformation,
 )
 from fedjax_het.core.round_inputs import EvaluationOptions
+from fedjax_het.core.schedule import compute_cohort_size
 from fedjax_het.core.task import Task
 from fedjax_het.data import Dataset
 from fedjax_het.metrics.registry import parse_metrics
@@ -34,6 +35,7 @@ from fedjax_het.nn.conv_products import AUTO
 from fedjax_het.nn.flops import count_training_flops
 from fedjax_het.nn.model import USER_NETWORK
 from fedjax_het.nn.precision import configure_compute
+from fedjax_het.privacy import PRIVACY_SETTING
 from fedjax_het.skews import FeatureSkew, LabelSkew
 from fedjax_het.systems import SYSTEM_SETTING, AdaptiveSelection
 from fedjax_het.utils.arrays import make_key
@@ -225,6 +227,8 @@ def build_signature(
             if isinstance(attack, UpdateAttack)
         ),
         aggregations=AGGREGATION_SETTING.parse(spec.aggregation),
+        privacy=next(iter(PRIVACY_SETTING.parse(spec.privacy)), None),
+        expected_cohort_size=compute_cohort_size(spec.num_clients, spec.participation),
     )
     return Signature(
         spec.algorithm,

@@ -16,6 +16,7 @@ from fedjax_het.systems.selection import (
     AdaptiveSelection,
     ClientSelection,
     CyclicSelection,
+    PoissonSampling,
     PowerOfChoice,
     SelectionBySize,
 )
@@ -26,7 +27,7 @@ from fedjax_het.utils.kinds import KindSetting
 _KINDS: tuple[type[SystemModel], ...] = (
     *(Speed, Bandwidth, DeviceTrace),
     *(Bernoulli, MarkovAvailability, DayNight, AvailabilityTrace),
-    *(SelectionBySize, CyclicSelection, PowerOfChoice, Oort, OverSelection),
+    *(SelectionBySize, PoissonSampling, CyclicSelection, PowerOfChoice, Oort, OverSelection),
     *(PartialWork, Dropout, Deadline),
 )
 SYSTEM_SETTING: KindSetting[SystemModel] = KindSetting(
@@ -99,6 +100,7 @@ __all__ = [
     "Oort",
     "OverSelection",
     "PartialWork",
+    "PoissonSampling",
     "PowerOfChoice",
     "SelectionBySize",
     "Speed",

@@ -90,6 +90,37 @@ class SelectionBySize(ClientSelection):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PoissonSampling(ClientSelection):
+    """Each available client takes part with probability S / K, independently of the others.
+
+    The number of clients of a round varies, with the mean S = `participation` K. Accountants of
+    differential privacy assume such draws, see the setting `privacy`.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.systems import Federation, PoissonSampling
+      >>> federation = Federation(np.ones(1000), cohort_size=100, seed=0, partition_seed=0)
+      >>> rule, ids = PoissonSampling(), np.arange(1000)
+      >>> [len(rule.select(federation, ids, 1000, r)) for r in range(4)]
+      [109, 88, 98, 101]
+    """
+
+    name: ClassVar[str] = "poisson_sampling"
+    description: ClassVar[str] = "each client takes part independently of the others"
+    strength: ClassVar[str] = ""
+
+    def list_warnings(self, run):
+        """Return a warning if all clients take part."""
+        return self._warn_if_all_take_part(run)
+
+    def select(self, federation, available, count, *path):
+        """Draw the clients."""
+        rng = make_host_rng(federation.seed, Stream.PARTICIPATION, *path)
+        probability = federation.cohort_size / federation.num_clients
+        return available[rng.random(federation.num_clients)[available] < probability]
+
+
+@dataclass(frozen=True, kw_only=True)
 class CyclicSelection(ClientSelection):
     """Groups of clients that take part in turn (Cho et al., 2023, arXiv:2302.03109).
 

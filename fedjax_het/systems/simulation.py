@@ -18,7 +18,12 @@ from fedjax_het.systems.availability import AvailabilityModel
 from fedjax_het.systems.base import Federation, SystemModel
 from fedjax_het.systems.devices import DeviceModel, DeviceRates
 from fedjax_het.systems.participation import Deadline, Dropout, OverSelection, PartialWork
-from fedjax_het.systems.selection import AdaptiveSelection, ClientSelection, UniformSelection
+from fedjax_het.systems.selection import (
+    AdaptiveSelection,
+    ClientSelection,
+    PoissonSampling,
+    UniformSelection,
+)
 from fedjax_het.utils.errors import ConfigError, display_name
 from fedjax_het.utils.kinds import call_kind
 
@@ -175,6 +180,8 @@ class SystemSimulation:
     @property
     def _num_selected(self) -> int:
         """Number of clients to select."""
+        if isinstance(self._selection, PoissonSampling):
+            return self._federation.num_clients
         factor = 1.0 if self._over_selection is None else self._over_selection.factor
         return math.ceil(self._federation.cohort_size * factor - 1e-9)
 
@@ -415,8 +422,9 @@ def validate_combination(models: Sequence[SystemModel]) -> None:
       models: the kinds of a run.
 
     Raises:
-      ConfigError: for two kinds of availability, two rules of selection, two sources of the
-        clients' speed, and a kind that needs simulated time where rounds have no duration.
+      ConfigError: for two kinds of availability, two rules of selection, Poisson sampling with
+        over-selection, two sources of the clients' speed, and a kind that needs simulated time
+        where rounds have no duration.
 
     Example:
       >>> from fedjax_het.systems import Deadline, Speed, validate_combination
@@ -428,6 +436,9 @@ def validate_combination(models: Sequence[SystemModel]) -> None:
             raise ConfigError(
                 f"{display_name('system')}: {' and '.join(names)}: expected one of them"
             )
+    names = [m.name for m in models if isinstance(m, PoissonSampling | OverSelection)]
+    if len(names) > 1:
+        raise ConfigError(f"{display_name('system')}: {' and '.join(names)}: expected one of them")
     names = [model.name for model in models if isinstance(model, DeviceModel)]
     if "device_trace" in names and len(names) > 1:
         raise ConfigError(

@@ -1,0 +1,57 @@
+"""The privacy budget of a run: epsilon after each round."""
+
+import numpy as np
+
+from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.core.schedule import Scheduler, compute_cohort_size
+from fedjax_het.privacy import (
+    PRIVACY_SETTING,
+    ClientLevel,
+    compute_client_level_epsilons,
+    compute_example_level_epsilons,
+)
+from fedjax_het.runtime.history import Curves
+from fedjax_het.systems import SYSTEM_SETTING, PoissonSampling
+
+
+def build_privacy_curves(spec: RunSpec, scheduler: Scheduler, num_rounds: int) -> Curves:
+    """Return epsilon after each round of a run with the setting `privacy`.
+
+    Args:
+      spec: the resolved settings of the run.
+      scheduler: the schedule of the clients.
+      num_rounds: number of rounds that took place; later rounds are NaN.
+
+    Returns:
+      `epsilon`, float64 `[R]`; empty for other runs.
+    """
+    mechanisms = PRIVACY_SETTING.parse(spec.privacy)
+    if not mechanisms:
+        return {}
+    mechanism, epsilons = mechanisms[0], np.full(scheduler.settings.num_rounds, np.nan)
+    budget = {"noise_multiplier": mechanism.noise_multiplier, "delta": mechanism.delta}
+    if isinstance(mechanism, ClientLevel):
+        num_clients = scheduler.partition.num_clients
+        systems = SYSTEM_SETTING.parse(spec.system)
+        is_poisson = any(isinstance(model, PoissonSampling) for model in systems)
+        epsilons[:num_rounds] = compute_client_level_epsilons(
+            num_rounds=num_rounds,
+            num_clients=num_clients,
+            cohort_size=compute_cohort_size(num_clients, scheduler.settings.participation),
+            sampling="poisson" if is_poisson else "fixed",
+            **budget,
+        )
+    else:
+        num_passes = _count_passes(scheduler, num_rounds)
+        epsilons[:num_rounds] = compute_example_level_epsilons(num_passes=num_passes, **budget)
+    return {"epsilon": epsilons}
+
+
+def _count_passes(scheduler: Scheduler, num_rounds: int) -> np.ndarray:
+    """Return the largest number of passes of any client until each round, `[R]`."""
+    totals, largest = np.zeros(scheduler.partition.num_clients, np.int64), []
+    for r in range(num_rounds):
+        cohort = scheduler.draw_cohort(r)
+        totals[cohort] += scheduler.count_passes(r)[cohort]
+        largest.append(totals.max(initial=0))
+    return np.array(largest, np.int64)
