@@ -179,7 +179,7 @@ def test_configurations_without_a_guarantee_are_refused(settings, message):
 
 def test_batch_norm_is_refused_by_dp_sgd():
     settings = {"model": "convnet", "network_options": {}, "norm": "batch", "depth": 1}
-    with pytest.raises(ConfigError, match="expected a network without batch norm"):
+    with pytest.raises(ConfigError, match="statistics of batch norm"):
         run_spec(make(**settings, privacy="example_level"))
 
 

@@ -13,7 +13,7 @@ LAYERS = (
     ("utils",),
     ("tasks",),
     ("data", "metrics", "nn"),
-    ("compression", "skews", "aggregation"),
+    ("compression", "skews", "aggregation", "privacy"),
     ("attacks",),
     ("core",),
     ("condensation", "systems"),

@@ -31,7 +31,7 @@ def convert(divergence, order, delta):
     return divergence + math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
 
 
-@pytest.mark.parametrize("cohort_size", [10, 50, 200])
+@pytest.mark.parametrize("cohort_size", [10, 50])
 def test_poisson_sampling_is_the_best_order_of_an_integral(cohort_size):
     epsilons = compute_client_level_epsilons(
         **SETTINGS, cohort_size=cohort_size, sampling="poisson"
