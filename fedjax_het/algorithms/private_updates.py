@@ -207,19 +207,20 @@ def with_private_rounds(
         if adapts:
             hp = {**hp, _CLIP_NORM: state.server.clip_norm}
         new, info = algorithm.round(hp, get_inner(state), key, cohort)
-        assert info.num_within_norm is not None and info.num_trained is not None
-        clipped = info.num_trained - info.num_within_norm
+        num_trained, num_within_norm = info.num_trained, info.num_within_norm
+        assert num_trained is not None and num_within_norm is not None
+        clipped = num_trained - num_within_norm
         clip_norm = jnp.float32(get_clip_norm(mechanism, hp))
-        clipped_fraction = clipped / jnp.maximum(info.num_trained, 1)
+        clipped_fraction = clipped / jnp.maximum(num_trained, 1)
         records = {"clipped_fraction": clipped_fraction, "clip_norm": clip_norm}
         info = info._replace(records=info.records | records)
         new = with_inner(state, new)
-        if not adapts:
+        if mechanism.quantile is None:
             return new, info
         key = fold_in_purpose(key, Purpose.PRIVATE_COUNT)
         std = mechanism.get_count_std(cohort_size)
         # Each client adds 1/2 or -1/2, so the noise on the sum has the multiplier 2 std.
-        total = info.num_within_norm - info.num_trained / 2 + std * jax.random.normal(key)
+        total = num_within_norm - num_trained / 2 + std * jax.random.normal(key)
         share = 0.5 + total / cohort_size
         clip_norm = clip_norm * jnp.exp(-mechanism.clip_lr * (share - mechanism.quantile))
         return new._replace(server=new.server._replace(clip_norm=clip_norm)), info

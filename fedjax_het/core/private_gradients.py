@@ -1,6 +1,8 @@
 """Gradients of DP-SGD: clipped gradients of single examples, and noise."""
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +17,11 @@ from fedjax_het.utils.errors import make_value_error
 Tree = Any
 
 
-class PrivateStep(NamedTuple):
+@dataclass(frozen=True)
+class PrivateStep:
     """A step of local training that reads the minibatch by `compute_private_gradient` alone."""
 
-    step: Any
+    step: Callable
     "`step(context, local, batch) -> (local, loss)`."
 
     def __call__(self, context: ClientContext, local: Any, batch: Batch) -> tuple[Any, jax.Array]:

@@ -258,6 +258,7 @@ class Scheduler:
     def count_passes(self, round_index: int) -> np.ndarray:
         """Return the passes over its examples that each client begins in a round, int64 `[K]`."""
         work = self._get_work(round_index)
+        assert isinstance(work, ClientWork), "clients that train"
         return -(-work.num_steps // np.maximum(work.epoch_steps, 1))
 
     def is_eval_round(self, round_index: int) -> bool:
