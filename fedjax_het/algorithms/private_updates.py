@@ -51,7 +51,15 @@ def get_client_level(training: LocalTraining) -> ClientLevel | None:
 
 
 def get_clip_norm(mechanism: ClientLevel, hp: HyperParameters) -> Any:
-    """Return the largest norm of a change in a round."""
+    """Return the largest norm of a change in a round.
+
+    Args:
+      mechanism: the mechanism.
+      hp: values of the hyperparameters by name, with the norm that adaptive clipping has reached.
+
+    Returns:
+      The norm, `[]`.
+    """
     return hp.get(_CLIP_NORM, mechanism.clip_norm)
 
 

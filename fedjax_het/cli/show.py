@@ -22,8 +22,8 @@ class ListCommand:
 
     kinds: tyro.conf.Positional[tuple[str, ...]] = ()
     """Kinds of entries: methods, datasets, datasources, tasks, partitions, skews, systems,
-    networks, examples (of the server), compressors, attacks, aggregations, metrics, optimizers,
-    schedules (default: all kinds)."""
+    networks, examples (of the server), compressors, attacks, aggregations, privacy, metrics,
+    optimizers, schedules (default: all kinds)."""
     json: bool = False
     """Print one JSON object: for each kind, the descriptions by name."""
 
