@@ -1,12 +1,13 @@
 """Attacks of malicious clients as a setting: `Attack` and the registry `ATTACKS`."""
 
-from fedjax_het.attacks.base import Attack, LabelAttack, MaliciousLabels, UpdateAttack
+from fedjax_het.attacks.backdoor import Backdoor
+from fedjax_het.attacks.base import Attack, DataAttack, LabelAttack, UpdateAttack
 from fedjax_het.attacks.labels import LabelFlip
 from fedjax_het.attacks.updates import ALIE, GaussianUpdate, InnerProduct, ScaledUpdate, SignFlip
 from fedjax_het.utils.kinds import KindSetting
 
 _KINDS: tuple[type[Attack], ...] = (
-    *(LabelFlip, SignFlip, ScaledUpdate, GaussianUpdate, ALIE, InnerProduct),
+    *(LabelFlip, Backdoor, SignFlip, ScaledUpdate, GaussianUpdate, ALIE, InnerProduct),
 )
 ATTACK_SETTING: KindSetting[Attack] = KindSetting(
     "attack", Attack, _KINDS, example="sign_flip:fraction=0.2"
@@ -20,11 +21,12 @@ __all__ = [
     "ATTACKS",
     "ATTACK_SETTING",
     "Attack",
+    "Backdoor",
+    "DataAttack",
     "GaussianUpdate",
     "InnerProduct",
     "LabelAttack",
     "LabelFlip",
-    "MaliciousLabels",
     "ScaledUpdate",
     "SignFlip",
     "UpdateAttack",

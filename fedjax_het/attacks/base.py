@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from fedjax_het.aggregation import ClientUpdates
-from fedjax_het.skews import LabelSkew
+from fedjax_het.skews import LabelSkew, Skew
 from fedjax_het.utils.config import UnitInterval
 from fedjax_het.utils.kinds import Kind
 
@@ -83,7 +83,29 @@ class UpdateAttack(Attack):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelAttack(Attack):
+class DataAttack(Attack):
+    """An attack by which malicious clients train on other data.
+
+    Example:
+      >>> from fedjax_het.attacks import DataAttack, LabelFlip
+      >>> issubclass(LabelFlip, DataAttack)
+      True
+    """
+
+    @abstractmethod
+    def make_skews(self, seed: int) -> tuple[Skew, ...]:
+        """Return the data of malicious clients as skews.
+
+        Args:
+          seed: seed of the partition.
+
+        Returns:
+          The skews.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelAttack(DataAttack):
     """An attack by which malicious clients train with other labels.
 
     Example:
@@ -102,6 +124,10 @@ class LabelAttack(Attack):
         Returns:
           Classes, int32 `[C]`.
         """
+
+    def make_skews(self, seed):
+        """Return the false labels."""
+        return (MaliciousLabels(attack=self, seed=seed),)
 
 
 @dataclass(frozen=True, kw_only=True)

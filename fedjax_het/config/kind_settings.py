@@ -3,7 +3,7 @@
 from typing import Any
 
 from fedjax_het.aggregation import AGGREGATION_SETTING
-from fedjax_het.attacks import ATTACK_SETTING, LabelAttack, MaliciousLabels
+from fedjax_het.attacks import ATTACK_SETTING, DataAttack
 from fedjax_het.privacy import PRIVACY_SETTING
 from fedjax_het.skews import SKEW_SETTING, Skew
 from fedjax_het.systems import SYSTEM_SETTING
@@ -40,7 +40,7 @@ def get_neutral_strength(column: str) -> float | None:
 
 
 def list_skews(spec: Any) -> tuple[Skew, ...]:
-    """Return the skews of a run, and the false labels of its malicious clients.
+    """Return the skews of a run, and the data of its malicious clients as skews.
 
     Args:
       spec: resolved settings of the run.
@@ -55,9 +55,10 @@ def list_skews(spec: Any) -> tuple[Skew, ...]:
       ['attack']
     """
     attacks = ATTACK_SETTING.parse(spec.attack)
-    labels = [
-        MaliciousLabels(attack=attack, seed=spec.partition_seed)
+    malicious = [
+        skew
         for attack in attacks
-        if isinstance(attack, LabelAttack)
+        if isinstance(attack, DataAttack)
+        for skew in attack.make_skews(spec.partition_seed)
     ]
-    return (*SKEW_SETTING.parse(spec.skew), *labels)
+    return (*SKEW_SETTING.parse(spec.skew), *malicious)

@@ -182,6 +182,7 @@ def evaluate(
     examples: ClientExamples | None = None,
     num_domains: int = 0,
     metrics: tuple[Metric, ...] = (),
+    change_inputs: Callable[[Any], Any] = lambda inputs: inputs,
 ) -> Evaluation:
     """Measure accuracy and loss, the accuracy of each domain, and metrics of a model.
 
@@ -194,6 +195,7 @@ def evaluate(
       examples: the examples of which `data` has positions in place of inputs.
       num_domains: number of domains of the data set, G; static.
       metrics: further metrics of examples.
+      change_inputs: `change_inputs(inputs)` of stored inputs, before they are normalized.
 
     Returns:
       The measurements. A domain without an example in these batches has NaN, and so has every
@@ -213,7 +215,7 @@ def evaluate(
             batch_inputs = jax.tree.map(lambda array: take_row(array, i), inputs)
             if examples is not None:
                 batch_inputs = examples.take_by_owner(batch_inputs)
-            normalized = task.normalize(batch_inputs)
+            normalized = task.normalize(change_inputs(batch_inputs))
             outputs, _ = task.model.apply(variables, normalized, train=False)
             weights = jnp.where(is_real, task.kind.count_targets(batch_labels), 0)
             losses = task.kind.compute_losses(outputs, batch_labels)

@@ -56,8 +56,10 @@ class ExampleTransform:
         for i, ((skew, static), (by_client, shared)) in enumerate(
             zip(self.skews, self.parameters, strict=True)
         ):
-            key = jax.random.fold_in(self.key, i)
-            keys = jax.vmap(partial(jax.random.fold_in, key))(positions)
+            keys = positions
+            if not skew.reads_positions:
+                key = jax.random.fold_in(self.key, i)
+                keys = jax.vmap(partial(jax.random.fold_in, key))(positions)
             own = jax.tree.map(lambda a: a[client], by_client)
             images = skew.transform(images, own, shared, keys, *static)
         return images
@@ -133,5 +135,10 @@ def make_skew_inputs(
     parameters = tuple(arrays for _, arrays in skew.features)
     train_key, test_key = (jax.random.fold_in(key, i) for i in range(2))
     transform = ExampleTransform(statics, train_key, parameters, owners, ids_per_client)
-    tests = ExampleTransform(statics, test_key, parameters)
+    of_tests = [i for i, (feature, _) in enumerate(skew.features) if feature.changes_tests]
+    tests = None
+    if of_tests:
+        kept = (tuple(values[i] for i in of_tests) for values in (statics, parameters))
+        test_statics, test_parameters = kept
+        tests = ExampleTransform(test_statics, test_key, test_parameters)
     return SkewInputs(train_labels, transform, tests, skew.test_label_maps)

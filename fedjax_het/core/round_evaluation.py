@@ -179,15 +179,22 @@ def _evaluate_global_model(
         return Evaluation.missing(0, {})
     assert inputs.test_set is not None
     num_batches = _defer_to_end_of_tuning(components, inputs, inputs.num_eval_batches, loops)
-    return evaluate(
-        components.task,
-        components.plan,
-        algorithm.get_result_model(state),
-        inputs.test_set,
-        num_batches,
-        num_domains=components.evaluation.num_domains,
-        metrics=components.evaluation.example_metrics,
+    options, backdoor = components.evaluation, components.evaluation.backdoor
+    arguments = components.task, components.plan, algorithm.get_result_model(state), inputs.test_set
+    evaluation = evaluate(
+        *(*arguments, num_batches),
+        num_domains=options.num_domains,
+        metrics=options.example_metrics,
     )
+    if backdoor is None:
+        return evaluation
+    attacked = evaluate(
+        *(*arguments, components.plan.order_after(evaluation.loss, num_batches)),
+        num_domains=options.num_domains,
+        metrics=(backdoor.make_success_metric(),),
+        change_inputs=backdoor.stamp,
+    )
+    return evaluation._replace(metrics=evaluation.metrics | attacked.metrics)
 
 
 def _validate_global_model(

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from fedjax_het.attacks import Backdoor
 from fedjax_het.core.client_loop import ClientExamples, Examples, RoundSchedule
 from fedjax_het.core.evaluation import ClientTests, EvaluationSet
 from fedjax_het.core.example_transform import SkewInputs
@@ -75,6 +76,8 @@ class EvaluationOptions(NamedTuple):
     "Type of the labels, if there are metrics."
     records_client_losses: bool = False
     "Whether the training loss of each client is recorded, for client selection by losses."
+    backdoor: Backdoor | None = None
+    "The attack whose success on the global model is measured."
 
     @property
     def example_metrics(self) -> tuple[Metric, ...]:
@@ -83,9 +86,10 @@ class EvaluationOptions(NamedTuple):
 
     @property
     def metric_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the values of `example_metrics`, by name."""
+        """Shapes of the values of `example_metrics`, and of `attack_success`, by name."""
         formats = (self.output_shape, self.label_shape, self.label_dtype)
-        return metric_shapes(self.example_metrics, *formats)
+        success = {} if self.backdoor is None else {"attack_success": ()}
+        return {**metric_shapes(self.example_metrics, *formats), **success}
 
     @property
     def update_metric_names(self) -> tuple[str, ...]:

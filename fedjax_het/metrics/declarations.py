@@ -85,6 +85,9 @@ _CURVE_INFOS: Mapping[str, MetricInfo] = {
     "bytes_down": _cost("Bytes sent to clients"),
     "client_samples": _cost("Client samples"),
     "simulated_seconds": _cost("Simulated time", "s"),
+    # A success of the attacker is no advantage of the method.
+    "attack_success": MetricInfo("Success of the backdoor", "", False, True),
+    "honest_client_accuracy": _accuracy("Mean accuracy of honest clients"),
     "epsilon": _cost("Privacy budget epsilon"),
     "clipped_fraction": _neutral("Share of clipped updates", is_fraction=True),
     "clip_norm": _neutral("Largest norm of an update"),

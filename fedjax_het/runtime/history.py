@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_het.algorithms.base import InitialTraffic, Traffic
+from fedjax_het.attacks import ATTACK_SETTING
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.core.round_evaluation import RoundMetrics
 from fedjax_het.core.round_inputs import EvaluationOptions
@@ -32,6 +33,7 @@ log = logging.getLogger("fedjax_het")
 Curves = dict[str, np.ndarray]
 TARGET, PLATEAU, CALLBACK = "target", "plateau", "callback"  # causes of an early stop
 VALIDATION_MEAN = "mean_client_validation_accuracy"
+HONEST_MEAN = "honest_client_accuracy"
 _MAX_NAMED_CURVES = 100  # thousands of users would be thousands of columns in every table
 
 
@@ -86,7 +88,8 @@ def build_curves(
     and a curve each where they have names. The mean is over the clients that have a test (without
     `client_tests`: that were measured in any round); it is NaN where one of them was not measured.
     The mean of clients' validation accuracies is over the clients that have validation examples,
-    and NaN where one of these clients was not measured.
+    and NaN where one of these clients was not measured. With an attack, the mean over honest
+    clients is a curve of its own.
 
     Args:
       metrics: the metrics of rounds, on the host.
@@ -105,7 +108,12 @@ def build_curves(
     if metrics.client_accuracy is not None:
         client_accuracy = metrics.client_accuracy
         curves["client_accuracy"] = client_accuracy
-        curves["mean_client_accuracy"] = _average_clients(client_accuracy, run.client_tests)
+        sizes = None if run.client_tests is None else run.client_tests.sizes
+        curves["mean_client_accuracy"] = _average_clients(client_accuracy, sizes)
+        if (is_honest := _find_honest_clients(run)) is not None:
+            tests = None if run.client_tests is None else run.client_tests.sizes[is_honest]
+            honest_accuracy = _average_clients(np.asarray(client_accuracy)[:, is_honest], tests)
+            curves[HONEST_MEAN] = honest_accuracy
         names = list_curve_names(run.partition)
         curves |= {f"client_accuracy_{n}": client_accuracy[:, k] for k, n in enumerate(names)}
         for metric in requested_metrics:
@@ -117,7 +125,8 @@ def build_curves(
     curves |= metrics.validation
     if "client_validation_accuracy" in metrics.validation:
         client_accuracy = metrics.validation["client_validation_accuracy"]
-        curves[VALIDATION_MEAN] = _average_clients(client_accuracy, run.validation)
+        sizes = None if run.validation is None else run.validation.sizes
+        curves[VALIDATION_MEAN] = _average_clients(client_accuracy, sizes)
     return curves | metrics.records | metrics.metrics
 
 
@@ -127,12 +136,22 @@ def list_curve_names(partition: Partition) -> tuple[str, ...]:
     return partition.client_names if has_curves else ()
 
 
-def _average_clients(client_accuracy: AnyArray, examples: Partition | None) -> np.ndarray:
+def _find_honest_clients(run: DataAssignment) -> np.ndarray | None:
+    """Return which clients are honest, bool `[K]`; None without an attack or an honest client."""
+    num_clients, seed = run.partition.num_clients, run.spec.partition_seed
+    attacks = ATTACK_SETTING.parse(run.spec.attack)
+    is_honest = np.ones(num_clients, bool)
+    for attack in attacks:
+        is_honest &= ~attack.choose_clients(num_clients, seed)
+    return is_honest if attacks and is_honest.any() else None
+
+
+def _average_clients(client_accuracy: AnyArray, sizes: np.ndarray | None) -> np.ndarray:
     """Return the mean over clients of accuracies `[R, K]`, see `build_curves`."""
     client_accuracy = np.asarray(client_accuracy)
     means = mean_accuracies(client_accuracy).astype(np.float32)
-    if examples is not None:
-        means[np.isnan(client_accuracy[:, examples.sizes > 0]).any(1)] = np.nan
+    if sizes is not None:
+        means[np.isnan(client_accuracy[:, sizes > 0]).any(1)] = np.nan
     return means
 
 

@@ -18,6 +18,7 @@ from fedjax_het.runtime.device_report import describe_environment
 from fedjax_het.runtime.group_state import GroupState
 from fedjax_het.runtime.held_out_eval import evaluate_held_out_clients
 from fedjax_het.runtime.history import (
+    HONEST_MEAN,
     VALIDATION_MEAN,
     Curves,
     build_traffic_curves,
@@ -174,11 +175,12 @@ def _build_result(group_state: GroupState, i: int, state: Any) -> Result:
 
 
 def _summarize_requested_metrics(group_state: GroupState, i: int) -> dict[str, float | None]:
-    """Return the mean of the last five values of the further metrics that the settings name."""
+    """Return the mean of the last five values of metrics of the settings, and of attacks."""
     summary: dict[str, float | None] = {}
-    for name in list_metric_names(group_state.group.program.signature.evaluation):
-        curve = group_state.curves[i][name]
-        if curve.ndim == 1:
+    names = list_metric_names(group_state.group.program.signature.evaluation)
+    for name in [*names, HONEST_MEAN]:
+        curve = group_state.curves[i].get(name)
+        if curve is not None and curve.ndim == 1:
             values = curve[np.isfinite(curve)]
             is_undefined = group_state.diverged_rounds[i] is not None or not len(values)
             summary[f"final_{name}"] = None if is_undefined else float(values[-5:].mean())

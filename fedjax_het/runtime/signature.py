@@ -11,7 +11,7 @@ import optax
 
 from fedjax_het.aggregation import AGGREGATION_SETTING
 from fedjax_het.algorithms import get_algorithm_spec
-from fedjax_het.attacks import ATTACK_SETTING, UpdateAttack
+from fedjax_het.attacks import ATTACK_SETTING, Backdoor, UpdateAttack
 from fedjax_het.compression import parse_compression
 from fedjax_het.config.kind_settings import list_skews
 from fedjax_het.config.resolve import USER_PROVIDED, optional_hyperparameters
@@ -199,6 +199,7 @@ def build_signature(
         metrics,
         **_describe_outputs(model, dataset) if metrics else {},
         records_client_losses=_has_adaptive_selection(spec),
+        backdoor=_find_backdoor(spec) if algorithm_spec.has_global_model else None,
     )
     training = LocalTraining(
         Task(
@@ -242,6 +243,12 @@ def build_signature(
         spec.lr_schedule is not None,
         any(isinstance(skew, FeatureSkew | LabelSkew) for skew in list_skews(spec)),
     )
+
+
+def _find_backdoor(spec: RunSpec) -> Backdoor | None:
+    """Return the run's backdoor attack, if it has one."""
+    attacks = ATTACK_SETTING.parse(spec.attack)
+    return next((attack for attack in attacks if isinstance(attack, Backdoor)), None)
 
 
 def _describe_outputs(model: Model, dataset: Dataset) -> dict[str, Any]:

@@ -243,6 +243,8 @@ def _validate_transform(
     def transform(images: jax.Array, by_client: Any, shared: Any) -> jax.Array:
         own = jax.tree.map(lambda a: a[0], by_client)
         keys = jax.random.split(make_key(0), len(images))
+        if skew.reads_positions:
+            keys = jnp.arange(len(images))
         return skew.transform(images, own, shared, keys, *skew.get_static())
 
     transformed = _call(skew, partial(jax.eval_shape, transform), images, *parameters)

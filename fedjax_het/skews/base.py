@@ -115,6 +115,11 @@ class FeatureSkew(LevelSkew):
       ['rotation', 'inversion', 'contrast']
     """
 
+    reads_positions: ClassVar[bool] = False
+    """Whether `transform` receives the positions of the examples, int32 `[B]`, in place of keys."""
+    changes_tests: ClassVar[bool] = True
+    "Whether the clients' own tests are transformed, too."
+
     def validate_images(self, input_shape: tuple[int, ...]) -> None:
         """Raise ConfigError if images of this shape, `(H, W, C)`, cannot be transformed."""
 

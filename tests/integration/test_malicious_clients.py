@@ -15,9 +15,17 @@ from support.small_runs import (
     run_sweep,
 )
 
-from fedjax_het import ConfigError, RunSpec, grid, register_method
+from fedjax_het import (
+    ConfigError,
+    RunSpec,
+    dataset_from_arrays,
+    grid,
+    load_dataset,
+    register_method,
+    simulate,
+)
 from fedjax_het.algorithms import METHODS
-from fedjax_het.attacks import SignFlip
+from fedjax_het.attacks import Backdoor, SignFlip
 from fedjax_het.data import partition_from_clients
 from fedjax_het.methods import build_federated_algorithm, make_local_sgd
 
@@ -81,6 +89,7 @@ def test_a_round_is_the_rule_of_the_clients_own_changes():
 
 
 DEFENDED = {"attack": "gaussian:fraction=0.4,std=0.1"}
+BACKDOOR = {"attack": ["backdoor:fraction=0.4,size=1", "scaled_update:fraction=0.4,scale=2"]}
 DEFENDED |= {"aggregation": ["norm_clipping:max_norm=0.5", "bucketing:size=2", "geometric_median"]}
 
 
@@ -88,14 +97,16 @@ DEFENDED |= {"aggregation": ["norm_clipping:max_norm=0.5", "bucketing:size=2", "
     "placement",
     [slow_case({"lanes": 3}), slow_case({"devices": 2}), {"devices": 2, "lanes": 2}],
 )
-def test_results_do_not_depend_on_the_placement(placement):
-    spec = make(**DEFENDED, participation=0.7)
+@pytest.mark.parametrize("settings", [DEFENDED, BACKDOOR])
+def test_results_do_not_depend_on_the_placement(placement, settings):
+    spec = make(**settings, participation=0.7)
     reference = run_spec(spec, devices=1, lanes=1)
     assert_results_equal(run_spec(spec, **placement), reference, rtol=1e-4, atol=1e-5)
 
 
-def test_resume_is_bit_equal(eager, tmp_path):
-    spec = make(**DEFENDED, rounds=8)
+@pytest.mark.parametrize("settings", [DEFENDED, BACKDOOR])
+def test_resume_is_bit_equal(eager, tmp_path, settings):
+    spec = make(**settings, rounds=8)
     whole = run_spec(spec)
     with pytest.raises(KilledError):
         run_spec(spec, output_dir=tmp_path, progress=make_killing_callback(1))
@@ -161,6 +172,61 @@ def test_users_method_is_defended():
     median = {"aggregation": "median", "attack": "sign_flip:fraction=0.4"}
     results = [run_spec(make(name, **median)) for name in ("average_of_the_user", "fedavg")]
     np.testing.assert_array_equal(*(result.metrics["test_loss"] for result in results))
+
+
+def test_backdoor_equals_training_on_changed_arrays():
+    """The host stamps images and replaces labels of the poisoned examples itself."""
+    digits = load_dataset("digits")
+    settings = {"model": "mlp", "num_clients": 4, "rounds": 2, "learning_rate": 0.1}
+    attack = Backdoor(fraction=0.5, poisoned=0.6, size=3, target=2)
+    result = simulate(RunSpec(**settings, attack=attack), progress=None)
+    partition, seed = result.partition, result.spec.partition_seed
+    images, labels = np.array(digits.train_inputs), np.array(digits.train_labels)
+    is_malicious = attack.choose_clients(4, seed)
+    for k in np.flatnonzero(is_malicious):
+        for position in partition.client_indices(k):
+            if attack.select_poisoned(np.array([position]), seed)[0]:
+                images[position, -4:-1, -4:-1] = 255
+                labels[position] = 2
+    changed = dataset_from_arrays(
+        *(images, labels, digits.test_inputs, digits.test_labels), mean=digits.mean, std=digits.std
+    )
+    expected = simulate(
+        RunSpec(**settings, dataset="user"), dataset=changed, partition=partition, progress=None
+    )
+    for name in ("train_loss", "test_loss", "test_accuracy"):
+        np.testing.assert_allclose(result.metrics[name], expected.metrics[name], rtol=2e-4)
+    # The success, from the outputs of the final model on stamped images.
+    stamped = np.array(digits.test_inputs)
+    stamped[:, -4:-1, -4:-1] = 255
+    predicted = result.model().predict(stamped)
+    is_other = digits.test_labels != 2
+    success = np.mean(predicted[is_other] == 2)
+    assert result.metrics["attack_success"][-1] == pytest.approx(success, abs=1e-6)
+    assert success > 0.2
+
+
+def test_accuracy_of_honest_clients_is_the_mean_over_them():
+    spec = make("ditto", attack="label_flip:fraction=0.5", rounds=2)
+    result = run_spec(spec)
+    is_malicious = SignFlip(fraction=0.5).choose_clients(6, spec.resolved().partition_seed)
+    expected = result.metrics["client_accuracy"][:, ~is_malicious].mean(1)
+    np.testing.assert_allclose(result.metrics["honest_client_accuracy"], expected, rtol=1e-6)
+    assert result.summary["final_honest_client_accuracy"] == pytest.approx(expected.mean())
+    assert "honest_client_accuracy" not in run_spec(make("ditto", rounds=2)).metrics
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"attack": "backdoor:size=2"}, "attack backdoor:size = 2: expected at most 1"),
+        ({"attack": "backdoor:target=9,size=1"}, "attack backdoor:target = 9: expected at most"),
+    ],
+)
+def test_backdoors_that_do_not_fit_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        run_spec(make(**settings))
+    assert "\n" not in str(error.value)
 
 
 def test_attack_is_recorded_and_printed():
