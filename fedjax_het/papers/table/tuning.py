@@ -10,7 +10,7 @@ Control rows are not tuned; they are repeated with the best value of their main 
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_het.analysis.comparison import (
     TableCell,
@@ -20,6 +20,7 @@ from fedjax_het.analysis.comparison import (
     parse_row,
     select_cell_runs,
 )
+from fedjax_het.config.settings import SETTINGS_BY_HYPERPARAMETER
 from fedjax_het.papers.table.declaration import TableDeclaration
 from fedjax_het.tuning.tuner import TUNING_SEED
 from fedjax_het.utils.errors import ConfigError
@@ -150,5 +151,8 @@ def _get_validation_accuracies(cells: Sequence[TableCell], results: "pd.DataFram
 
 def _set_value(cell: TableCell, name: str, value: float, seeds: Sequence[int]) -> TableCell:
     value, run = float(f"{value:.3g}"), cell.runs[0]
-    runs = tuple(replace(run, seed=seed, hp={**run.hp, name: value}) for seed in seeds)
+    changes: dict[str, Any] = {"hp": {**run.hp, name: value}}
+    if (setting := SETTINGS_BY_HYPERPARAMETER.get(name)) is not None:
+        changes = {setting: value}
+    runs = tuple(replace(run, seed=seed, **changes) for seed in seeds)
     return replace(cell, method=add_row_settings(cell.method, **{name: value}), runs=runs)
