@@ -109,9 +109,9 @@ def list_methods(*, personalized: bool | None = None) -> EntryList:
 def describe(name: str) -> Description:
     """Describe a method, data set, partition, network, optimizer, metric or other entry.
 
-    The text of a method has its paper, base methods, evaluated models, presets, options,
-    hyperparameters with range and default, and settings by protocol. `fedjax-het show NAME` prints
-    the same text.
+    All entries of the name are described, such as the skew and the metric `drift`. The text of a
+    method has its paper, base methods, evaluated models, presets, options, hyperparameters with
+    range and default, and settings by protocol. `fedjax-het show NAME` prints this text.
 
     Args:
       name: name of the entry; `fedjax-het list` prints all names.
@@ -127,14 +127,17 @@ def describe(name: str) -> Description:
       >>> describe("fedprox").splitlines()[1]
       'paper: Li et al., MLSys 2020, arXiv:1812.06127'
     """
-    entries = {
-        entry_name: (entry, describe_entry)
-        for registry, describe_entry in REGISTRIES.values()
-        for entry_name, entry in registry.items()
-    }
-    require_name("name", name, entries, listed_by=LIST_COMMAND)
-    entry, describe_entry = entries[name]
-    lines = [f"{entry.name}: {entry.description}", *describe_entry(entry)]
+    names = {entry_name for registry, _ in REGISTRIES.values() for entry_name in registry}
+    require_name("name", name, names, listed_by=LIST_COMMAND)
+    found = [
+        (title, describe_entry, registry[name])
+        for title, (registry, describe_entry) in REGISTRIES.items()
+        if name in registry
+    ]
+    lines = []
+    for title, describe_entry, entry in found:
+        owner = f" ({title})" if len(found) > 1 else ""
+        lines += [f"{entry.name}{owner}: {entry.description}", *describe_entry(entry)]
     return Description("\n".join(lines))
 
 

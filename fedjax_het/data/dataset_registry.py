@@ -37,7 +37,7 @@ from fedjax_het.data.speakers import read_speakers
 from fedjax_het.data.tcga_brca import TCGA_BRCA
 from fedjax_het.data.writers import add_writers
 from fedjax_het.utils.config import validate, validate_arguments
-from fedjax_het.utils.errors import ConfigError, display_name, require
+from fedjax_het.utils.errors import ConfigError, describe_error, display_name, require
 from fedjax_het.utils.former_names import accept_former_arguments
 from fedjax_het.utils.registry import (
     REQUIRED,
@@ -528,7 +528,17 @@ def load_dataset(
         raise ConfigError(
             f"{display_name('dataset')} = {name!r}: its function requires {unsupported}: {expected}"
         )
-    dataset = call_with_supported(load, available_arguments)
+    try:
+        dataset = call_with_supported(load, available_arguments)
+    except ConfigError:
+        raise
+    except Exception as error:
+        if is_read_by_package(name):
+            raise
+        reason = describe_error(error)
+        raise ConfigError(
+            f"{display_name('dataset')} = {name!r}: its function fails ({reason})"
+        ) from error
     dataset = validate(f"return value of data set {name!r}", dataset, Dataset)
     if normalization is not None and parameters.keys().isdisjoint(_NORMALIZATION_ARGUMENTS):
         mean, std = get_normalization_constants(name, normalization, dataset.train_inputs)

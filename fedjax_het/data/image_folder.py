@@ -251,7 +251,10 @@ def _list_files(
         if len(files) == num_files:
             empty_classes.append(class_name)
     if not files:
-        raise ConfigError(f"path: {folder} holds no images ({', '.join(sorted(_IMAGE_SUFFIXES))})")
+        suffixes = ", ".join(sorted(_IMAGE_SUFFIXES))
+        advice = ", or has_user_folders=true for folders of users" * (not has_user_folders)
+        expected = f"images in the folders of classes{advice}"
+        raise ConfigError(f"path: {folder} holds no images ({suffixes}): expected {expected}")
     if empty_classes:
         _log.warning(
             "image folder %s: %d of %d classes have no images: %s",

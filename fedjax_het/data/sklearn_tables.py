@@ -50,4 +50,4 @@ def read_diabetes(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray],
     arrays = {"inputs": table.data.astype(np.float32), "labels": labels}
     feature_names = [str(name) for name in table.feature_names]
     facts = {"task": "regression", "feature_names": feature_names}
-    return divide_examples(arrays, _TEST_FRACTION), facts
+    return divide_examples(arrays, _TEST_FRACTION, "regression"), facts

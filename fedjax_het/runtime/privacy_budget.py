@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedjax_het.config.run_spec import RunSpec
-from fedjax_het.core.schedule import Scheduler, compute_cohort_size
+from fedjax_het.core.schedule import Scheduler
 from fedjax_het.privacy import (
     PRIVACY_SETTING,
     ClientLevel,
@@ -11,7 +11,7 @@ from fedjax_het.privacy import (
     compute_example_level_epsilons,
 )
 from fedjax_het.runtime.history import Curves
-from fedjax_het.systems import SYSTEM_SETTING, PoissonSampling
+from fedjax_het.systems import SYSTEM_SETTING, PoissonSampling, compute_expected_cohort_size
 
 
 def build_privacy_curves(spec: RunSpec, scheduler: Scheduler, num_rounds: int) -> Curves:
@@ -37,7 +37,7 @@ def build_privacy_curves(spec: RunSpec, scheduler: Scheduler, num_rounds: int) -
         epsilons[:num_rounds] = compute_client_level_epsilons(
             num_rounds=num_rounds,
             num_clients=num_clients,
-            cohort_size=compute_cohort_size(num_clients, scheduler.settings.participation),
+            cohort_size=compute_expected_cohort_size(spec),
             sampling="poisson" if is_poisson else "fixed",
             **budget,
         )

@@ -10,6 +10,7 @@ import numpy as np
 from markupsafe import Markup
 
 from fedjax_het.algorithms import METHODS
+from fedjax_het.config.kind_settings import KIND_SETTINGS
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.config.settings import HYPERPARAMETER_SETTINGS, SETTINGS_BY_HYPERPARAMETER
 from fedjax_het.data.dataset_registry import require_dataset_name
@@ -242,7 +243,7 @@ def format_run_label(
     for name, value in spec.hyperparameters.items():
         if value != default_spec.hyperparameters.get(name):
             parts.append(f"{SETTINGS_BY_HYPERPARAMETER.get(name, name)} {value:g}")
-    option_settings = ("partition_options", "skew", "network_options", "optimizer_options")
+    option_settings = ("partition_options", *KIND_SETTINGS, "network_options", "optimizer_options")
     for field in (*option_settings, "server_options"):
         if field == "server_options" and spec.server_data is not None:
             continue  # the text of the server's data has them

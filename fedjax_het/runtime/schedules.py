@@ -135,6 +135,7 @@ def _make_simulation(
         bytes_down=traffic.down,
         bytes_up=traffic.up,
         bytes_up_per_class=traffic.up_per_class,
+        participation=spec.participation,
     )
     can_train_partly = algorithm.extra_passes == 0
     if asynchronous is None:
@@ -220,8 +221,8 @@ def _compute_max_cohort_size(spec: ResolvedRunSpec) -> int | None:
     from scipy import stats
 
     num_clients = spec.num_clients
-    probability = compute_cohort_size(num_clients, spec.participation) / num_clients
-    return min(num_clients, 1 + int(stats.binom.isf(1e-12, num_clients, probability)))
+    largest = stats.binom.isf(1e-12, num_clients, spec.participation)
+    return min(num_clients, 1 + int(largest))
 
 
 def make_further_schedulers(

@@ -26,7 +26,6 @@ from fedjax_het.core.optimizers import (
     make_user_transformation,
 )
 from fedjax_het.core.round_inputs import EvaluationOptions
-from fedjax_het.core.schedule import compute_cohort_size
 from fedjax_het.core.task import Task
 from fedjax_het.data import Dataset
 from fedjax_het.metrics.registry import parse_metrics
@@ -37,7 +36,7 @@ from fedjax_het.nn.model import USER_NETWORK
 from fedjax_het.nn.precision import configure_compute
 from fedjax_het.privacy import PRIVACY_SETTING
 from fedjax_het.skews import FeatureSkew, LabelSkew
-from fedjax_het.systems import SYSTEM_SETTING, AdaptiveSelection
+from fedjax_het.systems import SYSTEM_SETTING, AdaptiveSelection, compute_expected_cohort_size
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.errors import require
 from fedjax_het.utils.input_kinds import InputShape, NumTokens
@@ -229,7 +228,7 @@ def build_signature(
         ),
         aggregations=AGGREGATION_SETTING.parse(spec.aggregation),
         privacy=next(iter(PRIVACY_SETTING.parse(spec.privacy)), None),
-        expected_cohort_size=compute_cohort_size(spec.num_clients, spec.participation),
+        expected_cohort_size=compute_expected_cohort_size(spec),
     )
     return Signature(
         spec.algorithm,

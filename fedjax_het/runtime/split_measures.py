@@ -41,7 +41,7 @@ from fedjax_het.runtime.trained_model import load_initial_model
 from fedjax_het.utils.arrays import fetch_to_host
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import require
-from fedjax_het.utils.input_kinds import IMAGE_KINDS, require_input_kind
+from fedjax_het.utils.input_kinds import IMAGE_KINDS, get_input_kind, require_input_kind
 from fedjax_het.utils.io import digest_arrays
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def describe_measures(values: Mapping[str, float | None]) -> list[str]:
 def measure_split(
     spec: RunSpec,
     *,
-    metrics: Sequence[str] = ("feature_distance", "gradient_dissimilarity"),
+    metrics: Sequence[str] | None = None,
     dataset: Dataset | None = None,
     partition: Partition | None = None,
     network: Any = None,
@@ -153,6 +153,7 @@ def measure_split(
     Args:
       spec: the settings of the run.
       metrics: names of measures that cost time; measures of labels and sizes are always computed.
+        Default: `gradient_dissimilarity`, and for images also `feature_distance`.
       dataset: the user's data set (default: the data set of `spec`).
       partition: the user's partition (default: the partition of `spec`).
       network: the user's network (default: the network of `spec`).
@@ -176,13 +177,16 @@ def measure_split(
       ['examples', 'label_total_variation', 'effective_classes', 'feature_distance']
     """
     valid = [name for name, metric in METRICS.items() if metric.split_measure_names]
-    for name in metrics:
+    for name in metrics or ():
         require(name in valid, "metrics", name, f"measures of a split: {', '.join(valid)}")
     user_objects = UserObjects(dataset, partition, network, optimizer, data_dir)
     resolved = user_objects.resolve(spec).resolved()
     data = user_objects.load_dataset(resolved, caller="measure_split")
     pool = load_server_pool(resolved, data, data_dir)
     assignment = assign_data(resolved, data, pool, partition)
+    if metrics is None:
+        is_image = get_input_kind(data.input_shape, data.num_tokens) in IMAGE_KINDS
+        metrics = [name for name in valid if is_image or name != "feature_distance"]
     signature = build_signature(resolved, data, network, optimizer)
     initial_model = load_initial_model(resolved, signature)
     variables = None if initial_model is None else initial_model.variables

@@ -1,5 +1,8 @@
 """Kinds of system heterogeneity as settings that combine: `SystemModel` and `SYSTEMS`."""
 
+from typing import Any
+
+from fedjax_het.core.schedule import compute_cohort_size
 from fedjax_het.systems.asynchronous import AsynchronousSimulation
 from fedjax_het.systems.availability import (
     AvailabilityModel,
@@ -38,6 +41,29 @@ SYSTEMS = SYSTEM_SETTING.registry
 """Kinds of system heterogeneity by name."""
 
 _BASES = (DeviceModel, AvailabilityModel, ClientSelection, AdaptiveSelection)
+
+
+def compute_expected_cohort_size(run: Any) -> float:
+    """Return the expected number of clients that the server selects in a round.
+
+    Args:
+      run: settings of the run.
+
+    Returns:
+      The number of clients; with Poisson sampling its mean, which may be a fraction.
+
+    Example:
+      >>> from fedjax_het import RunSpec
+      >>> from fedjax_het.systems import compute_expected_cohort_size
+      >>> run = RunSpec(num_clients=10, participation=0.25)
+      >>> compute_expected_cohort_size(run)
+      2
+      >>> compute_expected_cohort_size(RunSpec(**vars(run) | {"system": "poisson_sampling"}))
+      2.5
+    """
+    if any(isinstance(m, PoissonSampling) for m in SYSTEM_SETTING.parse(run.system)):
+        return run.participation * run.num_clients
+    return compute_cohort_size(run.num_clients, run.participation)
 
 
 @validate_arguments
@@ -106,6 +132,7 @@ __all__ = [
     "Speed",
     "SystemModel",
     "SystemSimulation",
+    "compute_expected_cohort_size",
     "register_system",
     "validate_combination",
 ]

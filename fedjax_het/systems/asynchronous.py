@@ -11,7 +11,7 @@ from fedjax_het.core.work_items import Workload
 from fedjax_het.systems.base import Federation, SystemModel
 from fedjax_het.systems.devices import DeviceModel, Speed
 from fedjax_het.systems.participation import Deadline, OverSelection
-from fedjax_het.systems.selection import AdaptiveSelection
+from fedjax_het.systems.selection import AdaptiveSelection, PoissonSampling
 from fedjax_het.systems.simulation import (
     SystemSimulation,
     find_available,
@@ -21,6 +21,7 @@ from fedjax_het.systems.simulation import (
 from fedjax_het.utils.errors import ConfigError, display_name, require
 from fedjax_het.utils.kinds import call_kind
 
+_SYNCHRONOUS = (Deadline, OverSelection, AdaptiveSelection, PoissonSampling)  # kinds of rounds
 _MAX_DROPOUT = 0.999  # the simulation draws 1 / (1 - probability) starts per update
 
 
@@ -79,7 +80,7 @@ class AsynchronousSimulation(SystemSimulation):
             models = [*models, Speed(sigma=0.0, step_seconds=1.0)]
         super().__init__(models, federation, can_train_partly=can_train_partly)
         for model in models:
-            if isinstance(model, Deadline | OverSelection | AdaptiveSelection):
+            if isinstance(model, _SYNCHRONOUS):
                 raise ConfigError(
                     f"{display_name('system')} {model.name}: expected a method with synchronous rounds"
                 )
@@ -89,7 +90,8 @@ class AsynchronousSimulation(SystemSimulation):
         require(is_valid, "system dropout:probability", probability, expected)
         buffer_size = buffer_size or max(1, federation.cohort_size // 2)
         expected = f"at most {federation.cohort_size}, the number of clients that train at a time"
-        require(buffer_size <= federation.cohort_size, "buffer_size", buffer_size, expected)
+        is_valid = buffer_size <= federation.cohort_size
+        require(is_valid, "options buffer_size", buffer_size, expected)
         self._buffer_size, self._max_staleness = buffer_size, max_staleness
 
     def simulate_rounds(

@@ -35,6 +35,8 @@ class Federation(NamedTuple):
     "Bytes that a client sends in a round, without `bytes_up_per_class`."
     bytes_up_per_class: float = 0.0
     "Bytes that a client sends in addition for each class that it condenses."
+    participation: float | None = None
+    "Share of the clients that take part; None: S / K."
 
     @property
     def num_clients(self) -> int:

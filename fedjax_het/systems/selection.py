@@ -91,10 +91,10 @@ class SelectionBySize(ClientSelection):
 
 @dataclass(frozen=True, kw_only=True)
 class PoissonSampling(ClientSelection):
-    """Each available client takes part with probability S / K, independently of the others.
+    """Each available client takes part with probability `participation`, independently.
 
-    The number of clients of a round varies, with the mean S = `participation` K. Accountants of
-    differential privacy assume such draws, see the setting `privacy`.
+    The number of clients of a round varies, with the mean `participation` K, and may be 0.
+    Accountants of differential privacy assume such draws, see the setting `privacy`.
 
     Example:
       >>> import numpy as np
@@ -116,7 +116,9 @@ class PoissonSampling(ClientSelection):
     def select(self, federation, available, count, *path):
         """Draw the clients."""
         rng = make_host_rng(federation.seed, Stream.PARTICIPATION, *path)
-        probability = federation.cohort_size / federation.num_clients
+        probability = federation.participation
+        if probability is None:
+            probability = federation.cohort_size / federation.num_clients
         return available[rng.random(federation.num_clients)[available] < probability]
 
 

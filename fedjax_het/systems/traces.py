@@ -24,6 +24,13 @@ class TraceModel(SystemModel):
 
     path: str = ""
     "CSV file."
+
+    def __post_init__(self) -> None:
+        """Accept a `Path`, and validate the fields."""
+        if isinstance(self.path, os.PathLike):
+            object.__setattr__(self, "path", os.fspath(self.path))
+        super().__post_init__()
+
     digest: str = ""
     "Digest of the file, which the settings of a run record (default: computed)."
 

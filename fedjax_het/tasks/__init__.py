@@ -30,12 +30,15 @@ Example:
 
 
 @validate_arguments
-def register_task(kind: type) -> None:
+def register_task(kind: type) -> type:
     """Register a kind of task of the user for data sets, until the process ends.
 
     Args:
       kind: a subclass of `TaskKind` with a `name` and a `description`, a frozen dataclass. Its
         functions are checked once a run's network is known, before anything compiles.
+
+    Returns:
+      The class, so that the function also serves as its decorator.
 
     Raises:
       ConfigError: if it is no such class, or if the name belongs to a kind of the package.
@@ -45,13 +48,13 @@ def register_task(kind: type) -> None:
       >>> from typing import ClassVar
       >>> import jax.numpy as jnp
       >>> from fedjax_het.tasks import TASKS, Regression, register_task
-      >>> @dataclass(frozen=True)
+      >>> @register_task
+      ... @dataclass(frozen=True)
       ... class MedianRegression(Regression):
       ...     name: ClassVar[str] = "median_regression"
       ...     description: ClassVar[str] = "absolute error"
       ...     def compute_losses(self, outputs, labels):
       ...         return jnp.abs(outputs - labels).mean(-1)
-      >>> register_task(MedianRegression)
       >>> "median_regression" in TASKS
       True
       >>> TASKS.reset()  # unregisters all users' kinds
@@ -73,3 +76,4 @@ def register_task(kind: type) -> None:
         ) from error
     entry: Any = kind
     TASKS.add(KindEntry(entry.name, entry.description, entry))
+    return kind

@@ -42,6 +42,7 @@ class NextToken(TaskKind):
         require(is_valid, argument, f"{labels.dtype} {labels.shape}", expected)
         low, high = int(labels.min()), int(labels.max())
         require(low >= -1, f"range of {argument}", (low, high), expected)
+        require(high >= 0, argument, -1, f"{expected}; not -1 everywhere")
         return np.ascontiguousarray(labels, dtype=np.int32).view()
 
     @staticmethod

@@ -100,6 +100,9 @@ def validate_labels(
     labels = to_array(argument, labels, expected)
     if labels.ndim == 2:
         expected += f", such as {argument}.{'ravel()' if labels.shape[1] == 1 else 'argmax(-1)'}"
+    elif labels.dtype.kind == "f" and np.isnan(labels).any():
+        first = int(np.isnan(labels).argmax())
+        raise make_value_error(f"{argument}[{first}]", "nan", f"a {kind}: no missing value")
     elif labels.dtype.kind in "fb":
         expected += f", such as {argument}.astype(int)"
     elif labels.dtype.kind in "SU":

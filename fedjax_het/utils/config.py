@@ -32,6 +32,7 @@ import keyword
 import math
 import numbers
 import os
+import re
 import sys
 import textwrap
 import types
@@ -673,7 +674,15 @@ def to_json_value(argument: str, value: Any, *, requires_finite: bool = True) ->
 
 
 def parse_literal(text: str) -> Any:
-    """Return the number, bool or list that a text represents in JSON, otherwise the text."""
+    """Return the number, bool or list that a text represents in JSON or YAML, otherwise the text.
+
+    Example:
+      >>> from fedjax_het.utils.config import parse_literal
+      >>> [parse_literal(text) for text in ("3", ".5", "-2.", "true", "[1, 2]", "word")]
+      [3, 0.5, -2.0, True, [1, 2], 'word']
+    """
+    if re.fullmatch(r"[-+]?(\.\d+|\d+\.\d*)([eE][-+]?\d+)?", text):
+        return float(text)
     try:
         return json.loads(text.lower() if text.lower() in ("true", "false") else text)
     except (ValueError, RecursionError):

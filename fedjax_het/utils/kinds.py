@@ -360,7 +360,7 @@ def split_kind_text(setting: str, text: str) -> tuple[str, dict[str, Any]]:
     fields: dict[str, Any] = {}
     for item in filter(None, _FIELD_SEPARATOR.split(rest)):
         field, separator, value = item.partition("=")
-        if not separator:
+        if not separator or not field:
             raise make_value_error(setting, text, f"{name}:field=value,...")
         if field in fields:
             raise make_value_error(setting, text, f"{field} once")

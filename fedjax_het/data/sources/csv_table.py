@@ -75,7 +75,7 @@ def read_csv_dataset(
         InputOptions(unit=unit, length=length, num_tokens=num_tokens, task=task),
         conventions={kind: CONVENTIONS[kind] for kind in ("label", "client")},
     )
-    return join_splits(arrays, *names, test_fraction), facts | {
+    return join_splits(arrays, *names, test_fraction, facts.get("task")), facts | {
         "source": "csv",
         "order": FILE_ORDER,
     }

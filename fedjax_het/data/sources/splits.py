@@ -10,6 +10,7 @@ import numpy as np
 from fedjax_het.data.array_cache import load_or_build_arrays
 from fedjax_het.data.sampling import shuffle_by_class
 from fedjax_het.data.sources.source import Content
+from fedjax_het.tasks import TASKS
 from fedjax_het.utils.config import Bounds
 from fedjax_het.utils.errors import ConfigError
 from fedjax_het.utils.input_kinds import take_rows
@@ -57,7 +58,7 @@ def load_splits(
 
     def build() -> Content:
         arrays, meta = read({name: splits[name] for name in (train, test) if name is not None})
-        return join_splits(arrays, train, test, test_fraction), meta
+        return join_splits(arrays, train, test, test_fraction, meta.get("task")), meta
 
     text = repr((identity, train, test, test_fraction))
     digest = hashlib.sha256(text.encode()).hexdigest()
@@ -69,6 +70,7 @@ def join_splits(
     train: str = "train",
     test: str | None = "test",
     test_fraction: float | None = None,
+    task: str | None = None,
 ) -> dict[str, np.ndarray]:
     """Return the arrays of both splits under one name each; see `load_splits` for the arguments.
 
@@ -77,12 +79,13 @@ def join_splits(
       train: name of the training split.
       test: name of the test split; None: the training split is divided.
       test_fraction: fraction of the test split, for a split that is divided.
+      task: kind of the task; None: classification.
 
     Returns:
       Arrays by name, with `train_` or `test_` before the names.
     """
     if test is None:
-        return divide_examples(arrays[train], test_fraction or 0.0)
+        return divide_examples(arrays[train], test_fraction or 0.0, task)
     named = {f"train_{kind}": array for kind, array in arrays[train].items()}
     return named | {f"test_{kind}": array for kind, array in arrays[test].items()}
 
@@ -120,14 +123,18 @@ def choose_splits(
     return train, chosen
 
 
-def divide_examples(arrays: dict[str, np.ndarray], test_fraction: float) -> dict[str, np.ndarray]:
+def divide_examples(
+    arrays: dict[str, np.ndarray], test_fraction: float, task: str | None = None
+) -> dict[str, np.ndarray]:
     """Draw test examples from all examples, with a fixed seed.
 
-    A fraction of the examples of each user is drawn, rounded; without users, of each class.
+    A fraction of the examples of each user is drawn, rounded; without users, of each class. Without
+    users and classes, a fraction of all examples is drawn.
 
     Args:
       arrays: `inputs`, `labels` and optional arrays of equal length, such as `users`.
       test_fraction: fraction of the test examples.
+      task: kind of the task; None: classification for labels that are whole numbers.
 
     Returns:
       Arrays by name, with `train_` or `test_` before the names. Examples keep their order.
@@ -137,8 +144,9 @@ def divide_examples(arrays: dict[str, np.ndarray], test_fraction: float) -> dict
     """
     rng = np.random.default_rng(_SEED)
     labels = arrays["labels"]
-    # Numbers of a regression are no groups.
-    strata = labels if labels.dtype.kind in "iuU" else np.zeros(len(labels), int)
+    has_classes = task is None or TASKS[task].make.has_classes
+    has_classes = has_classes and labels.dtype.kind in "iuU" and labels.ndim == 1
+    strata = labels if has_classes else np.zeros(len(labels), int)
     names, groups = np.unique(arrays.get("users", strata), return_inverse=True)
     is_test = np.zeros(len(groups), bool)
     for members in shuffle_by_class(rng, groups, len(names)):

@@ -171,6 +171,11 @@ def _find_columns(
     if len(given) > 1:
         raise ConfigError(f"{', '.join(given)}: expected one of them")
     for kind in _INPUT_KINDS:
+        several = found[kind] if isinstance(found[kind], list) else [found[kind]]
+        is_valid = found["label"] is None or found["label"] not in several
+        expected = f"other columns than the column of labels, {found['label']!r}"
+        require(is_valid, kind, found[kind], expected)
+    for kind in _INPUT_KINDS:
         if all(found[other] is None for other in _INPUT_KINDS):
             found[kind] = _find_by_convention(kind, table, types, conventions)
             unused = [str(name) for name in table if name not in found.values()]
@@ -387,7 +392,13 @@ def _convert_labels(
             raise ConfigError(f"column {column!r} has texts: expected numbers for task={task}")
         return arrays, facts
     if is_whole and (class_names or all(array.min() >= 0 for array in arrays)):
-        return [array.astype(np.int32) for array in arrays], facts | {"class_names": class_names}
+        labels = [array.astype(np.int32) for array in arrays]
+        lowest = min(int(array.min()) for array in labels)
+        if not class_names and lowest > 0:  # class 0 would have no example
+            numbers = np.unique(np.concatenate(labels)).tolist()
+            labels = [np.searchsorted(numbers, array).astype(np.int32) for array in labels]
+            class_names = tuple(map(str, numbers))
+        return labels, facts | {"class_names": class_names}
     texts = [array.astype(str) for array in arrays]
     indices, class_names = to_indices(texts, class_names)
     return indices, facts | {"class_names": class_names}

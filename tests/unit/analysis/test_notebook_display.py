@@ -58,7 +58,7 @@ def test_describe_equals_show(kind, capsys):
     name = next(iter(REGISTRIES[kind][0]))
     text = describe(name)
     assert main(["show", name]) == 0 and capsys.readouterr().out == f"{text}\n\n"
-    assert repr(text) == str(text) and text.startswith(f"{name}: ")
+    assert repr(text) == str(text) and text.startswith((f"{name}: ", f"{name} ("))
 
 
 def test_describe_rejects_unknown_name():

@@ -20,6 +20,7 @@ from fedjax_het.systems import (
     Federation,
     Oort,
     OverSelection,
+    PoissonSampling,
     PowerOfChoice,
     SelectionBySize,
     Speed,
@@ -120,6 +121,28 @@ def test_sizes_of_schedules_hold_for_every_cohort(shortens_work):
             bound.make_round(39, exact.shape), exact.make_round(39), strict=True
         ):
             np.testing.assert_array_equal(actual, expected)
+
+
+def test_poisson_sampling_draws_each_client_with_the_probability():
+    federation = Federation(np.ones(500), 50, seed=1, partition_seed=2, participation=0.1)
+    rule, ids = PoissonSampling(), np.arange(500)
+    rounds = np.zeros((400, 500), bool)
+    for r in range(400):
+        rounds[r, rule.select(federation, ids, 50, r)] = True
+    # 200,000 draws; each client has a binomial number of rounds, and rounds are independent.
+    assert abs(rounds.mean() - 0.1) < 4 * np.sqrt(0.09 / rounds.size)
+    assert rounds.sum(1).var() == pytest.approx(500 * 0.09, rel=0.3)
+    assert rounds.sum(0).var() == pytest.approx(400 * 0.09, rel=0.3)
+    few = federation._replace(participation=0.001)
+    assert sum(len(rule.select(few, ids, 50, r)) for r in range(100)) < 100
+    only = rule.select(federation, np.array([3, 4]), 50, 0)
+    assert set(only) <= {3, 4}
+
+
+@pytest.mark.parametrize("model", [PoissonSampling(), OverSelection()])
+def test_asynchronous_methods_refuse_kinds_of_rounds(model):
+    with pytest.raises(ConfigError, match="expected a method with synchronous rounds"):
+        AsynchronousSimulation([Speed(), model], FEDERATION, buffer_size=1, max_staleness=3)
 
 
 def test_asynchronous_methods_refuse_selection_by_losses():

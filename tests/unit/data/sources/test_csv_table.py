@@ -176,3 +176,18 @@ def test_index_of_pandas_is_no_feature(tmp_path, caplog):
     dataset = load_dataset(f"csv:{tmp_path}/a.csv?test_fraction=0.25")
     assert dataset.input_shape == (2,)
     assert "1 columns without a name are left out" in caplog.text
+
+
+def test_the_column_of_labels_is_no_input(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("age,label\n" + "1,0\n2,1\n" * 10)
+    with pytest.raises(ConfigError, match=r"inputs = .*: expected other columns than the column"):
+        load_dataset(f"csv:{path}?inputs=age,label&test_fraction=0.2")
+
+
+def test_whole_numbers_from_one_are_classes_without_a_gap(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("age,label\n" + "1,1\n2,10\n3,2\n" * 10)
+    dataset = load_dataset(f"csv:{path}?test_fraction=0.2")
+    assert dataset.class_names == ("1", "2", "10")
+    assert np.bincount(dataset.train_labels).tolist() == [8, 8, 8]
