@@ -387,4 +387,4 @@ def init_local_optimizer(training: LocalTraining, hp, variables: Tree) -> Tree:
 
 def _make_local_optimizer(training: LocalTraining, hp) -> optax.GradientTransformation:
     assert training.optimizer is not None, "clients that condense have none"
-    return make_local_optimizer(training.optimizer, training.options, hp, training.task.model)
+    return make_local_optimizer(training.optimizer, training.options, hp)

@@ -14,10 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.core.lr_schedules import make_step_lr_factor
-from fedjax_het.core.memory import MAX_CACHED_PROGRAMS
-from fedjax_het.nn import Model, count_parameters
 from fedjax_het.nn.network import hash_jaxprs
-from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.config import Bounds, HyperParameter, validate_arguments
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.registry import (
@@ -49,16 +46,12 @@ COMMON_HYPERPARAMETERS: HyperParameterRecords = {
 _DECAY_BOUNDS = Bounds(0, 1, open_high=True)  # with 1 a moment would never change
 _DECAY_NAMES = ("b1", "b2", "b3", "decay", "momentum", "rho")
 
-# Weights of a network whose step takes less time than the launch of its operations.
-SMALL_NETWORK_SIZE = 2**15
-
 # Optimizers of optax that clients may have, and their default rates other than 0.001.
 _OPTAX_NAMES = (
     *("rmsprop", "adagrad", "adadelta", "adabelief", "nadam", "nadamw", "yogi", "lion", "lamb"),
     *("lars", "radam", "adamax", "adamaxw", "amsgrad", "novograd", "adan", "sign_sgd"),
 )
 _DEFAULT_LRS = {"adagrad": 1e-2, "adadelta": 1.0, "yogi": 1e-2, "lion": 1e-4, "lars": 0.1}
-_LAYERWISE_NAMES = ("lamb", "lars", "novograd")  # their steps depend on norms of layers
 
 
 # Weights on which a user's optimizer is traced.
@@ -82,8 +75,6 @@ class LocalOptimizer(NamedTuple):
     "Hyperparameters that are used only where they are given; else the default of `make` holds."
     options: dict[str, bool]
     "Static switches and their defaults."
-    is_elementwise: bool
-    "Whether a weight's update depends on this weight alone, so that all weights may be one row."
 
     def __repr__(self) -> str:
         return format_entry(self)
@@ -113,7 +104,6 @@ def _make_entry(
     description: str | None = None,
     *,
     defaults: Mapping[str, float] | None = None,
-    is_elementwise: bool = True,
 ) -> LocalOptimizer:
     """Return the entry of a function `make(learning_rate, ...)`.
 
@@ -137,9 +127,7 @@ def _make_entry(
         elif default is None and argument in _DECAY_NAMES:
             optional[hp_name] = HyperParameter(0.9, bounds)
     description = get_summary_line(make) if description is None else description
-    return LocalOptimizer(
-        name, make, description, hyperparameters, optional, options, is_elementwise
-    )
+    return LocalOptimizer(name, make, description, hyperparameters, optional, options)
 
 
 def _sgd(learning_rate: Any) -> optax.GradientTransformation:
@@ -166,23 +154,17 @@ def _sm3(learning_rate: Any, momentum: float = 0.9) -> optax.GradientTransformat
 OPTIMIZERS: Registry[LocalOptimizer] = Registry(
     "local optimizer",
     (
-        # Plain SGD has no state that could be one row.
-        _make_entry("sgd", _sgd, 0.01, is_elementwise=False),
+        _make_entry("sgd", _sgd, 0.01),
         _make_entry("momentum", _momentum, 0.01),
         _make_entry("adam", optax.adam, 1e-3, defaults={}),
         _make_entry("adamw", optax.adamw, 1e-3, defaults={f"{LOCAL_PREFIX}weight_decay": 1e-4}),
         _make_entry("nesterov", _nesterov, 0.01),
         *(
-            _make_entry(
-                name,
-                getattr(optax, name),
-                _DEFAULT_LRS.get(name, 1e-3),
-                is_elementwise=name not in _LAYERWISE_NAMES,
-            )
+            _make_entry(name, getattr(optax, name), _DEFAULT_LRS.get(name, 1e-3))
             for name in _OPTAX_NAMES
             if hasattr(optax, name)
         ),
-        _make_entry("sm3", _sm3, 0.1, is_elementwise=False),
+        _make_entry("sm3", _sm3, 0.1),
     ),
     argument="local_optimizer",
 )
@@ -240,7 +222,7 @@ def register_optimizer(name: str, make: Any, description: str = "") -> None:
         label = f"make's argument {argument}"
         require(default is not REQUIRED, label, "without a default", "a default")
     default_lr = float(signature_lr) if isinstance(signature_lr, int | float) else 0.01
-    entry = _make_entry(name, make, default_lr, description or None, is_elementwise=False)
+    entry = _make_entry(name, make, default_lr, description or None)
     hp = {hp_name: record.default for hp_name, record in entry.hyperparameters.items()}
     check_transformation(
         name, functools.partial(_make_from_entry, entry, LocalTrainingOptions()), hp
@@ -275,7 +257,7 @@ def optional_optimizer_hyperparameters(name: str, hp: Mapping[str, Any]) -> Hype
 
 
 def make_local_optimizer(
-    name: str, options: LocalTrainingOptions, hp: Any, model: Model
+    name: str, options: LocalTrainingOptions, hp: Any
 ) -> optax.GradientTransformation:
     """Return the local optimizer.
 
@@ -289,16 +271,13 @@ def make_local_optimizer(
       name: name of the optimizer.
       options: the choices of local training.
       hp: values of the hyperparameters by name; may be traced.
-      model: the network.
 
     Returns:
       The transformation of gradients into updates.
 
     Example:
       >>> from fedjax_het.core.optimizers import LocalTrainingOptions, make_local_optimizer
-      >>> from fedjax_het.nn import make_model
-      >>> model = make_model("mlp", (2, 2, 1), 3)
-      >>> sgd = make_local_optimizer("sgd", LocalTrainingOptions(), {"local_lr": 0.5}, model)
+      >>> sgd = make_local_optimizer("sgd", LocalTrainingOptions(), {"local_lr": 0.5})
       >>> float(sgd.update(2.0, sgd.init(1.0))[0])
       -1.0
     """
@@ -309,12 +288,9 @@ def make_local_optimizer(
         optimizer = _make_from_entry(entry, options, hp)
     steps = _make_gradient_transformations(name, options, hp)
     optimizer = optax.chain(*steps, optimizer) if steps else optimizer
-    # The optimizer state of a small network is one row. A step, and the handling of clients'
-    # states, are then a few operations, not a few for each layer. With Adam the program has 70 %
-    # the size, and is compiled and run in 4/5 of the time. Large networks, whose rows are copied,
-    # lose the same amount. An optimizer without state has nothing to gain.
-    is_flat = entry is not None and entry.is_elementwise and _is_small(model)
-    return optax.flatten(optimizer) if is_flat else optimizer
+    # `optax.flatten` is no gain on CPUs: XLA vectorizes the concatenation by masked reads of all
+    # leaves at each position. Reads outside of mapped memory take a microsecond each.
+    return optimizer
 
 
 def _make_gradient_transformations(
@@ -353,11 +329,6 @@ def transform_gradient(
     for step in _make_gradient_transformations(name, options, hp):
         gradient, _ = step.update(gradient, step.init(params), params)
     return gradient
-
-
-@functools.lru_cache(maxsize=MAX_CACHED_PROGRAMS)
-def _is_small(model: Model) -> bool:
-    return count_parameters(jax.eval_shape(model.init, make_key(0))) <= SMALL_NETWORK_SIZE
 
 
 def _make_from_entry(
