@@ -1,0 +1,1 @@
+"""Differential privacy of clients: accuracy against epsilon."""
