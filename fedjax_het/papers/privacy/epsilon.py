@@ -96,7 +96,7 @@ TABLE = TableDeclaration(
     budget=Budget(9, 3, 3),
     settings={
         **{"local_epochs": 1, "batch_size": 10, "learning_rate": 0.1, "momentum": 0.0},
-        **{"averaging": "uniform", "system": "poisson_sampling"},
+        **{"averaging": "uniform", "system": "poisson_sampling", "partition": "dirichlet"},
     },
     presets={
         "quick": _make_preset("digits", 100, 0.5, 20),
