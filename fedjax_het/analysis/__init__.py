@@ -32,6 +32,11 @@ from fedjax_het.analysis.figures.metric_vs_setting import (
 from fedjax_het.analysis.figures.split_figures import plot_client_measures, plot_metric_vs_measure
 from fedjax_het.analysis.figures.style import assign_method_colors
 from fedjax_het.analysis.figures.synthetic_images import plot_condensed, plot_server_examples
+from fedjax_het.analysis.membership import (
+    AttackResult,
+    evaluate_membership_attack,
+    measure_membership_inference,
+)
 from fedjax_het.analysis.overview import (
     find_varying_settings,
     make_overview_table,
@@ -43,6 +48,7 @@ from fedjax_het.analysis.report import write_report
 
 __all__ = [
     "AVERAGE",
+    "AttackResult",
     "RankCorrelation",
     "TableCell",
     "TextTable",
@@ -50,12 +56,14 @@ __all__ = [
     "assign_method_colors",
     "compare_with_reported",
     "compute_rank_correlations",
+    "evaluate_membership_attack",
     "find_varying_settings",
     "format_comparison_table",
     "list_diverged_runs",
     "make_comparison_caption",
     "make_overview_table",
     "make_pivot_table",
+    "measure_membership_inference",
     "parse_row",
     "plot_client_accuracies",
     "plot_client_measures",

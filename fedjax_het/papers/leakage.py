@@ -24,6 +24,7 @@ from scipy.stats import combine_pvalues
 
 from fedjax_het.analysis.comparison import format_row
 from fedjax_het.analysis.figures.synthetic_images import rescale_to_unit_range
+from fedjax_het.analysis.membership import evaluate_membership_attack
 from fedjax_het.analysis.render import TableSection, TextTable, format_number, format_p_value
 from fedjax_het.analysis.synthetic_measures import load_synthetic_data
 from fedjax_het.condensation import SyntheticData, SyntheticTask, train_from_scratch
@@ -289,44 +290,7 @@ def _write_outputs(table_run: TableRun) -> list[str]:
     return table_run.write_table("leakage", texts, table, figures)
 
 
-FALSE_POSITIVE_RATE = 0.001
 _BLOCK_SIZE = 2**24  # distances per block
-
-
-class AttackResult(NamedTuple):
-    """Success of a membership attack by scores."""
-
-    auc: float
-    """Probability that a member scores above another image; 0.5 for a guess."""
-    p_value: float
-    """Mann and Whitney's test that the probability is 0.5."""
-    found: float
-    """Fraction of members above the score that one in a thousand others reach."""
-
-
-def evaluate_membership_attack(members: np.ndarray, others: np.ndarray) -> AttackResult:
-    """Evaluate a membership attack.
-
-    Args:
-      members: scores of members, `[N]`.
-      others: scores of other images, `[M]`.
-
-    Returns:
-      The success of the attack.
-
-    Raises:
-      ConfigError: if there is no score, or a score that is not finite.
-    """
-    from scipy import stats
-
-    members, others = (np.asarray(scores, np.float64) for scores in (members, others))
-    for name, scores in (("members", members), ("others", others)):
-        ok = scores.ndim == 1 and len(scores) > 0 and bool(np.isfinite(scores).all())
-        require(ok, name, f"{scores.shape}", "finite scores, at least one")
-    test_result = stats.mannwhitneyu(members, others)
-    threshold = np.quantile(others, 1 - FALSE_POSITIVE_RATE, method="higher")
-    auc = float(test_result.statistic) / (len(members) * len(others))
-    return AttackResult(auc, float(test_result.pvalue), float((members > threshold).mean()))
 
 
 class NeighborComparison(NamedTuple):

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
+from fedjax_het.analysis.membership import FALSE_POSITIVE_RATE, evaluate_membership_attack
 from fedjax_het.papers.leakage import (
-    FALSE_POSITIVE_RATE,
     compare_neighbors,
-    evaluate_membership_attack,
     nearest_distances,
 )
 from fedjax_het.utils.errors import ConfigError
