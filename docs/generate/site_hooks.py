@@ -29,7 +29,7 @@ SHOWN = {
     "experiments/RESULTS.md": "benchmarks/index.md",
     **{
         f"experiments/{paper}/RESULTS.md": f"benchmarks/{paper}.md"
-        for paper in ("dynafed", "fedaf", "fedamp", "fsl", "niid_bench", "pfllib")
+        for paper in ("dynafed", "fedaf", "fedamp", "fsl", "niid_bench", "pfllib", "leaderboard")
     },
     "experiments/ACROSS.md": "benchmarks/across.md",
     "experiments/LEAKAGE.md": "benchmarks/leakage.md",

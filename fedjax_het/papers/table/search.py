@@ -54,7 +54,7 @@ def choose_hyperparameters(
             dataset=dataset,
         )
         for index, digest in enumerate(missing):
-            own_trials = result.trials[result.trials["spec"] == index]
+            own_trials = result.trials[result.trials["spec"] == index].dropna(axis=1, how="all")
             chosen[digest] = {
                 "method": result.chosen[index].algorithm,
                 "hp": result.chosen[index].hyperparameters,
