@@ -35,7 +35,7 @@ TEST_SPLIT_ADVICE = "stopped on the test split, pass validation=0.1"
 _LABEL_SETTINGS = (
     *("algorithm", "dataset", "model", "width", "alpha", "classes", "options", "hp"),
     *HYPERPARAMETER_SETTINGS,
-    *("partition_options", "skew", "network_options", "optimizer_options", "server_data"),
+    *("partition_options", *KIND_SETTINGS, "network_options", "optimizer_options", "server_data"),
     "server_options",
     *(
         "local_epochs",

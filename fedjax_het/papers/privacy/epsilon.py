@@ -94,8 +94,9 @@ TABLE = TableDeclaration(
     has_reported_values=False,
     protocol="standard",
     budget=Budget(9, 3, 3),
+    search_space={"local_lr": (0.02, 1.0)},
     settings={
-        **{"local_epochs": 1, "batch_size": 10, "learning_rate": 0.1, "momentum": 0.0},
+        **{"local_epochs": 1, "batch_size": 10, "momentum": 0.0},
         **{"averaging": "uniform", "system": "poisson_sampling", "partition": "dirichlet"},
     },
     presets={

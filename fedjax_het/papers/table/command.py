@@ -94,7 +94,10 @@ def _run_table(
     if experiment.budget is not None:
         runs_trials = not (arguments.list or arguments.show)
         cells = choose_hyperparameters(
-            cells, directory, experiment.budget, dataset=dataset, runs_trials=runs_trials
+            *(cells, directory, experiment.budget),
+            space=experiment.search_space,
+            dataset=dataset,
+            runs_trials=runs_trials,
         )
     if arguments.tuned:
         has_tuning = bool(experiment.tuned_hyperparameters)

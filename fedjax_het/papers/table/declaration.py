@@ -204,6 +204,8 @@ class TableDeclaration:
     budget: Budget | None = None
     """Trials of a search that tunes all rows before they run, see `choose_hyperparameters`. None:
     rows have the protocol's hyperparameters."""
+    search_space: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Ranges of the search by hyperparameter, in place of the ranges that `tune` chooses."""
     control_rows: dict[str, str] = field(default_factory=dict)
     """By control row, the row whose mechanism it lacks."""
     row_display_names: dict[str, str] = field(default_factory=dict)

@@ -5,7 +5,7 @@ it contains is not tuned again, so that a further row joins a finished table.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ def choose_hyperparameters(
     directory: Path,
     budget: Budget,
     *,
+    space: Mapping[str, Any] | None = None,
     dataset: "Dataset | None" = None,
     runs_trials: bool = True,
 ) -> list[TableCell]:
@@ -35,6 +36,7 @@ def choose_hyperparameters(
       cells: cells of a table.
       directory: folder of the table.
       budget: trials and rounds of each cell.
+      space: ranges of hyperparameters, see `tune`.
       dataset: data set of the runs, if it has no name.
       runs_trials: whether cells that are not tuned yet are tuned; otherwise they stay unchanged.
 
@@ -51,6 +53,7 @@ def choose_hyperparameters(
             trials=budget.num_trials,
             rungs=budget.num_rungs,
             reduction=budget.reduction,
+            space=space,
             dataset=dataset,
         )
         for index, digest in enumerate(missing):

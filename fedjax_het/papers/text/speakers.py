@@ -22,9 +22,10 @@ SPEAKERS = TableDeclaration(
     protocol="standard",
     main_method="fedavg",
     budget=Budget(9, 3, 3),
+    search_space={"local_lr": (0.5, 10.0)},
     settings={
         **{"partition": "natural", "client_tests": True},
-        **{"momentum": 0.0, "local_epochs": 1, "batch_size": 10, "learning_rate": 1.0},
+        **{"momentum": 0.0, "local_epochs": 1, "batch_size": 10},
     },
     presets={
         "quick": Preset(
