@@ -29,7 +29,10 @@ SHOWN = {
     "experiments/RESULTS.md": "benchmarks/index.md",
     **{
         f"experiments/{paper}/RESULTS.md": f"benchmarks/{paper}.md"
-        for paper in ("dynafed", "fedaf", "fedamp", "fsl", "niid_bench", "pfllib", "leaderboard")
+        for paper in (
+            *("dynafed", "fedaf", "fedamp", "fsl", "niid_bench", "pfllib"),
+            *("heterogeneity", "leaderboard", "text"),
+        )
     },
     "experiments/ACROSS.md": "benchmarks/across.md",
     "experiments/LEAKAGE.md": "benchmarks/leakage.md",
