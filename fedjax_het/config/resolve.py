@@ -514,11 +514,11 @@ def display_partition_names(spec: RunSettings, skew: str = "") -> AbstractContex
       The context.
     """
     partition = spec.partition or ""
-    if skew:
-        return display_names({n: f"skew {skew}:{n}" for n in PARTITIONS[partition].parameters})
     settings = {find_parameter_name(partition, name) or name: name for name in PARTITION_SETTINGS}
-    options = {name: f"partition_options {name}" for name in spec.partition_options}
-    return display_names(settings | options)
+    names = {*PARTITIONS[partition].parameters, *spec.partition_options}
+    if skew:
+        return display_names({n: f"skew {skew}:{settings.get(n, n)}" for n in names})
+    return display_names({n: f"partition_options {n}" for n in names} | settings)
 
 
 def _require_consistent(raw: RunSettings, setting: str, value: Any, options_name: str) -> Any:

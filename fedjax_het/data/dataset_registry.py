@@ -37,7 +37,13 @@ from fedjax_het.data.speakers import read_speakers
 from fedjax_het.data.tcga_brca import TCGA_BRCA
 from fedjax_het.data.writers import add_writers
 from fedjax_het.utils.config import validate, validate_arguments
-from fedjax_het.utils.errors import ConfigError, describe_error, display_name, require
+from fedjax_het.utils.errors import (
+    ConfigError,
+    describe_error,
+    display_name,
+    display_names,
+    require,
+)
 from fedjax_het.utils.former_names import accept_former_arguments
 from fedjax_het.utils.registry import (
     REQUIRED,
@@ -460,7 +466,10 @@ def _make_loader(name: str) -> Callable[..., Dataset]:
             arrays, meta = read_location(name, data_dir, cache_dir)
             facts = {fact: meta[fact] for fact in _FACTS if fact in meta}
             num_classes = len(facts.get("class_names", ())) or None
-            return dataset_from_arrays(**{**arrays, **facts, "num_classes": num_classes}, name=name)
+            with display_names(meta.get("argument_names", {})):
+                return dataset_from_arrays(
+                    **{**arrays, **facts, "num_classes": num_classes}, name=name
+                )
         except ConfigError as error:
             raise ConfigError(f"{display_name('dataset')} = {name!r}: {error}") from error
 

@@ -82,7 +82,8 @@ def read_npz_dataset(
     for name in ("train_labels", "test_labels"):
         if arrays[name].shape[1:] == (1,):
             arrays[name] = arrays[name][:, 0]
-    meta: dict[str, Any] = {"source": "npz", "order": FILE_ORDER}
+    argument_names = {name: key for name, key in keys.items() if key is not None}
+    meta: dict[str, Any] = {"source": "npz", "order": FILE_ORDER, "argument_names": argument_names}
     for name, option, convert in (("task", task, str), ("num_tokens", num_tokens, int)):
         if (value := _get_scalar(location, stored, name, convert, option)) is not None:
             meta[name] = value

@@ -175,3 +175,20 @@ def test_damaged_facts(tmp_path, stored, message):
     with pytest.raises(ConfigError) as error:
         load_dataset(name)
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("y_train", np.array([0, -1, 1, 0]), r"y_train\[1\] = -1: expected a label in"),
+        ("y_train", np.array([0, np.nan, 1, 0]), r"y_train\[1\] = 'nan': .* no missing value"),
+        ("client_train", np.zeros(3, int), r"len\(client_train\) = 3: expected 4"),
+    ],
+)
+def test_messages_name_the_arrays_of_the_file(tmp_path, name, values, message):
+    labels, inputs = np.array([0, 1, 1, 0]), np.zeros((4, 3), np.float32)
+    arrays = {"x_train": inputs, "y_train": labels, "x_test": inputs, "y_test": labels}
+    np.savez(tmp_path / "file.npz", **{**arrays, name: values})
+    with pytest.raises(ConfigError, match=message) as error:
+        load_dataset(f"npz:{tmp_path / 'file.npz'}")
+    assert "train_labels" not in str(error.value) and "train_users" not in str(error.value)
