@@ -31,7 +31,7 @@ SHOWN = {
         f"experiments/{paper}/RESULTS.md": f"benchmarks/{paper}.md"
         for paper in (
             *("dynafed", "fedaf", "fedamp", "fsl", "niid_bench", "pfllib"),
-            *("heterogeneity", "leaderboard", "text"),
+            *("heterogeneity", "leaderboard", "privacy", "text"),
         )
     },
     "experiments/ACROSS.md": "benchmarks/across.md",
