@@ -39,7 +39,8 @@ def test_overfitting_is_found():
     inputs = rng.normal(size=(80, 4, 4, 1)).astype(np.float32)
     labels = rng.integers(0, 3, 80)  # nothing to learn: a model can only remember
     dataset = dataset_from_arrays(inputs[:40], labels[:40], inputs[40:], labels[40:])
-    settings = {"rounds": 40, "local_epochs": 5, "learning_rate": 0.1, "num_clients": 2}
+    settings = {"rounds": 100, "local_epochs": 5, "learning_rate": 0.01, "num_clients": 2}
+    settings |= {"network_options": {"hidden": [64]}}
     spec = make_spec("fedavg", **settings, partition="iid", participation=1.0)
     result = simulate(spec, dataset=dataset, progress=None)
     attack = measure_membership_inference(result, dataset=dataset)
