@@ -7,6 +7,8 @@ import numpy as np
 
 from fedjax_het.data import Dataset, load_dataset
 from fedjax_het.runtime.results import Result
+from fedjax_het.utils.array_validation import to_array
+from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import require
 from fedjax_het.utils.input_kinds import take_rows
 
@@ -17,8 +19,9 @@ class AttackResult(NamedTuple):
     """Success of a membership attack by scores.
 
     Example:
+      >>> import numpy as np
       >>> from fedjax_het.analysis import evaluate_membership_attack
-      >>> evaluate_membership_attack([2.0, 3.0], [0.0, 1.0]).auc
+      >>> evaluate_membership_attack(np.array([2.0, 3.0]), np.array([0.0, 1.0])).auc
       1.0
     """
 
@@ -30,6 +33,7 @@ class AttackResult(NamedTuple):
     """Fraction of members above the score that one in a thousand others reach."""
 
 
+@validate_arguments
 def evaluate_membership_attack(members: np.ndarray, others: np.ndarray) -> AttackResult:
     """Evaluate a membership attack.
 
@@ -51,16 +55,21 @@ def evaluate_membership_attack(members: np.ndarray, others: np.ndarray) -> Attac
     """
     from scipy import stats
 
-    members, others = (np.asarray(scores, np.float64) for scores in (members, others))
-    for name, scores in (("members", members), ("others", others)):
-        ok = scores.ndim == 1 and len(scores) > 0 and bool(np.isfinite(scores).all())
-        require(ok, name, f"{scores.shape}", "finite scores, at least one")
-    test_result = stats.mannwhitneyu(members, others)
-    threshold = np.quantile(others, 1 - FALSE_POSITIVE_RATE, method="higher")
-    auc = float(test_result.statistic) / (len(members) * len(others))
-    return AttackResult(auc, float(test_result.pvalue), float((members > threshold).mean()))
+    scores, expected = [], "finite scores, at least one"
+    for name, values in (("members", members), ("others", others)):
+        array = to_array(name, values, expected)
+        is_valid = array.ndim == 1 and len(array) > 0 and array.dtype.kind in "fiub"
+        is_valid = is_valid and bool(np.isfinite(array).all())
+        require(is_valid, name, f"{array.dtype} {array.shape}", expected)
+        scores.append(array.astype(np.float64))
+    own, other = scores
+    test_result = stats.mannwhitneyu(own, other)
+    threshold = np.quantile(other, 1 - FALSE_POSITIVE_RATE, method="higher")
+    auc = float(test_result.statistic) / (len(own) * len(other))
+    return AttackResult(auc, float(test_result.pvalue), float((own > threshold).mean()))
 
 
+@validate_arguments
 def measure_membership_inference(
     result: Result, *, dataset: Dataset | None = None, client: int | None = None
 ) -> AttackResult:

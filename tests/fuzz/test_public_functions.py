@@ -205,6 +205,8 @@ def make_good_calls(folder) -> dict[str, dict]:
     many = {"specs": [SPEC], "dataset": DATA}
     frames = {"results": ROWS, "curves": CURVES}
     stored = write_result(folder / "stored", RunSpec(rounds=2, model="mlp"), np.ones(2))
+    attacked = Result.load(stored)
+    attacked.partition, attacked.models = SPLIT, lambda client, **_: make_untrained_model()
     compared = {"cells": [], "results": ROWS, "reported": pd.DataFrame()}
     return {
         "describe": {"name": "fedprox"},
@@ -214,6 +216,8 @@ def make_good_calls(folder) -> dict[str, dict]:
         "register_system": {"kind": Speed},
         "register_task": {"kind": Regression},
         "measure_split": run,
+        "evaluate_membership_attack": {"members": np.arange(3.0), "others": np.arange(2.0)},
+        "measure_membership_inference": {"result": attacked, "dataset": DATA},
         "plot_client_measures": {"measures": SplitMeasures(SPLIT.summarize(**labels), SPLIT.sizes)},
         "plot_metric_vs_measure": {"results": ROWS, "measure": "final_accuracy"},
         "Partition.client_indices": {"self": SPLIT, "k": 0},

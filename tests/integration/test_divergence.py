@@ -114,7 +114,10 @@ def test_client_mean_includes_all_clients_with_tests():
         client_accuracy = np.array([[0.5, np.nan, 1], [np.nan, np.nan, 1]], np.float32)
 
     tests = partition_from_clients([np.array([0]), np.array([], int), np.array([1])])
-    data = SimpleNamespace(dataset=make_user_dataset(), partition=tests, client_tests=tests)
+    spec = SimpleNamespace(attack={}, partition_seed=0)
+    data = SimpleNamespace(
+        dataset=make_user_dataset(), partition=tests, client_tests=tests, spec=spec
+    )
     actual = build_curves(Measured, data)
     np.testing.assert_array_equal(actual["mean_client_accuracy"], [0.75, np.nan])
     # A client that never had finite logits is not one without a test.
