@@ -34,7 +34,6 @@ from fedjax_het.analysis.figures.style import assign_method_colors
 from fedjax_het.analysis.figures.synthetic_images import plot_condensed, plot_server_examples
 from fedjax_het.analysis.membership import (
     AttackResult,
-    evaluate_membership_attack,
     measure_membership_inference,
 )
 from fedjax_het.analysis.overview import (
@@ -56,7 +55,6 @@ __all__ = [
     "assign_method_colors",
     "compare_with_reported",
     "compute_rank_correlations",
-    "evaluate_membership_attack",
     "find_varying_settings",
     "format_comparison_table",
     "list_diverged_runs",

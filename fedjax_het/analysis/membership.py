@@ -20,7 +20,7 @@ class AttackResult(NamedTuple):
 
     Example:
       >>> import numpy as np
-      >>> from fedjax_het.analysis import evaluate_membership_attack
+      >>> from fedjax_het.analysis.membership import evaluate_membership_attack
       >>> evaluate_membership_attack(np.array([2.0, 3.0]), np.array([0.0, 1.0])).auc
       1.0
     """
@@ -33,7 +33,6 @@ class AttackResult(NamedTuple):
     """Fraction of members above the score that one in a thousand others reach."""
 
 
-@validate_arguments
 def evaluate_membership_attack(members: np.ndarray, others: np.ndarray) -> AttackResult:
     """Evaluate a membership attack.
 
@@ -49,7 +48,7 @@ def evaluate_membership_attack(members: np.ndarray, others: np.ndarray) -> Attac
 
     Example:
       >>> import numpy as np
-      >>> from fedjax_het.analysis import evaluate_membership_attack
+      >>> from fedjax_het.analysis.membership import evaluate_membership_attack
       >>> evaluate_membership_attack(np.arange(4) + 0.5, np.arange(4)).auc
       0.625
     """

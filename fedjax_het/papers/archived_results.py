@@ -12,7 +12,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedjax_het.papers.programs import PAPERS_FOLDER, ProgramModule, make_config_program
+from fedjax_het.papers.programs import (
+    PAPERS_FOLDER,
+    ProgramModule,
+    find_programs,
+    make_config_program,
+)
 from fedjax_het.runtime.result_store import list_run_files
 from fedjax_het.utils.errors import require
 from fedjax_het.utils.io import ARCHIVE_NAME, write_archive
@@ -50,7 +55,9 @@ class ArchivedResults:
         title = f"Kept results: {self.source.name}"
         if "-" in self.owner:
             return title
-        return f"{ProgramModule('', PAPERS_FOLDER / self.program).description} {title}"
+        name = self.program.removesuffix(".py").replace("/", ".")
+        default = ProgramModule("", PAPERS_FOLDER / self.program)
+        return f"{find_programs().get(name, default).description} {title}"
 
     @property
     def show_command(self) -> str:
@@ -106,14 +113,16 @@ def find_archives() -> list[ArchivedResults]:
 def _program_path(path: Path) -> str:
     """Return the program of a table's file, below `experiments`.
 
-    The folder names the table of a file `table.md`. The program is beside the folder of results, or
+    The file or the folder has the program's name. The program is beside the folder of results, or
     one level above for DynaFed's Table 1.
     """
-    stem = path.parent.name.partition("-")[0] if path.stem == "table" else path.stem
-    stem = stem.partition("_")[0]  # a program may write several tables, such as fig5_length
-    sibling = path.parents[2] / f"{stem}.py"
-    program = sibling if sibling.is_file() else EXPERIMENTS_FOLDER / sibling.name
-    return program.relative_to(EXPERIMENTS_FOLDER).as_posix()
+    folder_stem = path.parent.name.partition("-")[0]
+    file_stem = path.stem.partition("_")[0]  # a program may write several tables: fig5_length
+    stems = [folder_stem] if path.stem == "table" else [file_stem, folder_stem]
+    folders = (path.parents[2], EXPERIMENTS_FOLDER)
+    programs = [folder / f"{stem}.py" for stem in stems for folder in folders]
+    found = next((program for program in programs if program.is_file()), programs[0])
+    return found.relative_to(EXPERIMENTS_FOLDER).as_posix()
 
 
 def archives_of(name: str) -> list[ArchivedResults]:

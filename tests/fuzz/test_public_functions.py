@@ -216,7 +216,6 @@ def make_good_calls(folder) -> dict[str, dict]:
         "register_system": {"kind": Speed},
         "register_task": {"kind": Regression},
         "measure_split": run,
-        "evaluate_membership_attack": {"members": np.arange(3.0), "others": np.arange(2.0)},
         "measure_membership_inference": {"result": attacked, "dataset": DATA},
         "plot_client_measures": {"measures": SplitMeasures(SPLIT.summarize(**labels), SPLIT.sizes)},
         "plot_metric_vs_measure": {"results": ROWS, "measure": "final_accuracy"},
