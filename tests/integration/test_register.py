@@ -16,7 +16,10 @@ from fedjax_het import (
     ConfigError,
     RunSpec,
     grid,
+    load_dataset,
     load_results,
+    measure_split,
+    register_dataset,
     register_method,
     register_network,
     simulate,
@@ -372,3 +375,18 @@ def test_deprecated_arguments_are_accepted():
     with pytest.warns(DeprecationWarning, match="refinable is deprecated, use wrappable_as"):
         entry = register_method("old", fedavg, refinable="average")
     assert entry.wrappable_as == "average"
+
+
+def test_functions_of_data_sets_that_fail_are_named_in_one_line():
+    def load(*, data_dir=None):
+        raise OSError("no disk\nat all")
+
+    register_dataset("broken_disk", load)
+    with pytest.raises(ConfigError, match="dataset = 'broken_disk': its function fails") as error:
+        load_dataset("broken_disk")
+    assert "\n" not in str(error.value)
+
+
+def test_measures_of_a_table_need_no_choice():
+    spec = RunSpec(dataset="diabetes", model="mlp", partition="iid", num_clients=4)
+    assert list(measure_split(spec).values) == ["gradient_dissimilarity", "gradient_variance"]

@@ -16,6 +16,7 @@ from fedjax_het.systems import (
     AsynchronousSimulation,
     AvailabilityModel,
     CyclicSelection,
+    DeviceTrace,
     Dropout,
     Federation,
     Oort,
@@ -212,3 +213,9 @@ def test_absent_clients_are_not_selected(selection):
         if selection is None:
             rng = make_host_rng(FEDERATION.seed, Stream.PARTICIPATION, r)
             assert clients == rng.choice(candidates, COHORT_SIZE, replace=False).tolist()
+
+
+def test_traces_accept_paths(tmp_path):
+    path = tmp_path / "devices.csv"
+    path.write_text("step_seconds\n0.5\n")
+    assert DeviceTrace(path=path) == DeviceTrace(path=str(path))

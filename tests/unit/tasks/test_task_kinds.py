@@ -309,3 +309,9 @@ def test_next_tokens_are_below_their_number():
         ConfigError, match=r"range of train_labels = 5: expected tokens in \[0, 5\)"
     ):
         dataset_from_arrays(train_labels=tokens + 1, num_tokens=5, task="next_token", **arrays)
+
+
+def test_tokens_without_any_label_are_refused():
+    tokens = np.ones((4, 3), np.int32)
+    with pytest.raises(ConfigError, match=r"train_labels = -1: .* not -1 everywhere"):
+        TASKS["next_token"].make.validate_labels("train_labels", -tokens, "train_inputs", tokens)
