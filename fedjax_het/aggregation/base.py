@@ -106,6 +106,25 @@ def compute_norms(changes: Tree) -> jax.Array:
     return jnp.sqrt(sum(squares))
 
 
+def compute_clip_factors(changes: Tree, max_norm: float | jax.Array) -> jax.Array:
+    """Return min(1, max_norm / norm) of each client's change.
+
+    Args:
+      changes: trees of arrays, `[S, ...]`.
+      max_norm: largest norm.
+
+    Returns:
+      Factors, `[S]` float32.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.aggregation.base import compute_clip_factors
+      >>> compute_clip_factors(jnp.array([[3.0, 4.0], [0.6, 0.8]]), 2.5).tolist()
+      [0.5, 1.0]
+    """
+    return max_norm / jnp.maximum(compute_norms(changes), max_norm)
+
+
 def compute_squared_distances(changes: Tree) -> jax.Array:
     """Return the squared Euclidean distance of each pair of changes.
 

@@ -13,6 +13,7 @@ from fedjax_het.aggregation.base import (
     RobustAggregation,
     UpdateClipping,
     average_changes,
+    compute_clip_factors,
     compute_norms,
     compute_squared_distances,
     scale_changes,
@@ -48,7 +49,7 @@ class NormClipping(UpdateClipping):
 
     def compute_factors(self, updates):
         """Return min(1, max_norm / norm)."""
-        return self.max_norm / jnp.maximum(compute_norms(updates.changes), self.max_norm)
+        return compute_clip_factors(updates.changes, self.max_norm)
 
 
 @dataclass(frozen=True, kw_only=True)

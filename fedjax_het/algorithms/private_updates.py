@@ -162,13 +162,8 @@ def add_private_noise(
     multiplier = mechanism.compute_update_multiplier(cohort_size)
     if multiplier:
         std = multiplier * get_clip_norm(mechanism, hp) / cohort_size
-        leaves, structure = jax.tree.flatten(mean)
-        keys = jax.random.split(fold_in_purpose(key, Purpose.PRIVACY), len(leaves))
-        noisy = [
-            a + std * jax.random.normal(k, a.shape, a.dtype)
-            for k, a in zip(keys, leaves, strict=True)
-        ]
-        mean = jax.tree.unflatten(structure, noisy)
+        noise = optax.tree.random_like(fold_in_purpose(key, Purpose.PRIVACY), mean)
+        mean = jax.tree.map(lambda a, n: a + std * n, mean, noise)
     return replace(mean)._replace(sum=())
 
 

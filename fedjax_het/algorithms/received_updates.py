@@ -17,7 +17,7 @@ from fedjax_het.aggregation import (
     RobustAggregation,
     UpdateClipping,
 )
-from fedjax_het.aggregation.base import average_changes, compute_norms, scale_changes
+from fedjax_het.aggregation.base import average_changes, compute_clip_factors, scale_changes
 from fedjax_het.algorithms.base import FederationData, RoundInput
 from fedjax_het.algorithms.local_parameters import ParameterSplit
 from fedjax_het.algorithms.private_updates import get_client_level, get_clip_norm
@@ -98,7 +98,7 @@ def combine_received(
     client_level = get_client_level(training)
     if client_level is not None:  # the server does not rely on malicious clients
         max_norm = get_clip_norm(client_level, hp)
-        factors = max_norm / jnp.maximum(compute_norms(received.changes), max_norm)
+        factors = compute_clip_factors(received.changes, max_norm)
         received = received._replace(changes=scale_changes(received.changes, factors))
     if training.weigh_updates is not None:
         factors = training.weigh_updates(hp, variables, received, cohort)

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_het.attacks.base import DataAttack
+from fedjax_het.attacks.base import DataAttack, MaliciousLabels
 from fedjax_het.metrics.registry import Metric
-from fedjax_het.skews import FeatureSkew, LabelSkew
+from fedjax_het.skews import FeatureSkew
 from fedjax_het.utils.config import NonNegativeInt, PositiveInt, UnitInterval
 from fedjax_het.utils.errors import require
 
@@ -42,7 +42,13 @@ class Backdoor(DataAttack):
 
     def make_skews(self, seed):
         """Return the trigger and the false labels."""
-        return BackdoorTrigger(attack=self, seed=seed), BackdoorLabels(attack=self, seed=seed)
+        return BackdoorTrigger(attack=self, seed=seed), MaliciousLabels(attack=self, seed=seed)
+
+    def change_labels(self, positions, labels, num_classes, seed):
+        """Replace the labels of the poisoned examples."""
+        expected = f"at most {num_classes - 1}, the last class"
+        require(self.target < num_classes, "attack backdoor:target", self.target, expected)
+        return np.where(self.select_poisoned(positions, seed), self.target, labels)
 
     def select_poisoned(self, positions: Any, seed: int) -> Any:
         """Return which training examples have the trigger if their client is malicious.
@@ -145,39 +151,3 @@ class BackdoorTrigger(FeatureSkew):
         attack, seed = static
         has_trigger = parameters & attack.select_poisoned(keys, seed)
         return jnp.where(has_trigger[:, None, None, None], attack.stamp(images), images)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BackdoorLabels(LabelSkew):
-    """The label of images with the trigger, as a skew of the labels.
-
-    Example:
-      >>> import numpy as np
-      >>> from fedjax_het.attacks import Backdoor
-      >>> from fedjax_het.attacks.backdoor import BackdoorLabels
-      >>> attack = Backdoor(fraction=0.5, choice="first", target=7, poisoned=1)
-      >>> skew = BackdoorLabels(attack=attack, seed=0)
-      >>> clients, labels = [np.array([0]), np.array([1])], np.array([3, 3])
-      >>> skew.change_labels(np.random.default_rng(0), clients, labels, 10)
-      array([7, 3])
-    """
-
-    attack: Any = None
-    "A `Backdoor`."
-    seed: int = 0
-    "Seed of the partition."
-    name: ClassVar[str] = "attack"
-    description: ClassVar[str] = "labels of malicious clients"
-    strength: ClassVar[str] = "seed"
-    neutral: ClassVar[float | None] = None
-
-    def change_labels(self, rng, clients, labels, num_classes):
-        """Replace the labels of the poisoned examples."""
-        expected = f"at most {num_classes - 1}, the last class"
-        is_valid = self.attack.target < num_classes
-        require(is_valid, "attack backdoor:target", self.attack.target, expected)
-        changed = np.array(labels)
-        for k in np.flatnonzero(self.attack.choose_clients(len(clients), self.seed)):
-            own = clients[k]
-            changed[own[self.attack.select_poisoned(own, self.seed)]] = self.attack.target
-        return changed

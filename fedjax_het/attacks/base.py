@@ -103,6 +103,23 @@ class DataAttack(Attack):
           The skews.
         """
 
+    def change_labels(
+        self, positions: np.ndarray, labels: np.ndarray, num_classes: int, seed: int
+    ) -> np.ndarray:
+        """Return the labels with which malicious clients train.
+
+        Args:
+          positions: positions of the examples of malicious clients, `[N]`.
+          labels: their labels, `[N]`.
+          num_classes: number of classes.
+          seed: seed of the partition.
+
+        Returns:
+          Labels, `[N]`; by default the labels of the examples.
+        """
+        del positions, num_classes, seed
+        return labels
+
 
 @dataclass(frozen=True, kw_only=True)
 class LabelAttack(DataAttack):
@@ -129,6 +146,11 @@ class LabelAttack(DataAttack):
         """Return the false labels."""
         return (MaliciousLabels(attack=self, seed=seed),)
 
+    def change_labels(self, positions, labels, num_classes, seed):
+        """Map the labels."""
+        del positions, seed
+        return self.make_label_map(num_classes)[labels]
+
 
 @dataclass(frozen=True, kw_only=True)
 class MaliciousLabels(LabelSkew):
@@ -145,7 +167,7 @@ class MaliciousLabels(LabelSkew):
     """
 
     attack: Any = None
-    "A `LabelAttack`."
+    "A `DataAttack`."
     seed: int = 0
     "Seed of the partition."
     name: ClassVar[str] = "attack"
@@ -155,8 +177,8 @@ class MaliciousLabels(LabelSkew):
 
     def change_labels(self, rng, clients, labels, num_classes):
         """Replace the labels of the malicious clients."""
+        malicious = np.flatnonzero(self.attack.choose_clients(len(clients), self.seed))
+        own = np.concatenate([np.empty(0, int), *(clients[k] for k in malicious)])
         changed = np.array(labels)
-        label_map = self.attack.make_label_map(num_classes)
-        for k in np.flatnonzero(self.attack.choose_clients(len(clients), self.seed)):
-            changed[clients[k]] = label_map[labels[clients[k]]]
+        changed[own] = self.attack.change_labels(own, changed[own], num_classes, self.seed)
         return changed

@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.scipy.stats import norm
 
 from fedjax_het.aggregation.base import ClientUpdates, average_changes
@@ -87,13 +88,7 @@ class GaussianUpdate(UpdateAttack):
 
     def forge(self, updates, is_malicious, key):
         """Draw the noise of every client."""
-        leaves, structure = jax.tree.flatten(updates.changes)
-        keys = jax.random.split(key, len(leaves))
-        noise = [
-            self.std * jax.random.normal(k, a.shape, a.dtype)
-            for k, a in zip(keys, leaves, strict=True)
-        ]
-        return jax.tree.unflatten(structure, noise)
+        return optax.tree.scale(self.std, optax.tree.random_like(key, updates.changes))
 
 
 @dataclass(frozen=True, kw_only=True)

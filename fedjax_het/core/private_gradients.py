@@ -79,11 +79,8 @@ def compute_private_gradient(
     sums, _ = optax.per_example_global_norm_clip(leaves, mechanism.clip_norm)
     if mechanism.noise_multiplier:
         std = mechanism.noise_multiplier * mechanism.clip_norm
-        keys = jax.random.split(fold_in_purpose(key, Purpose.PRIVACY), len(sums))
-        sums = [
-            a + std * jax.random.normal(k, a.shape, a.dtype)
-            for k, a in zip(keys, sums, strict=True)
-        ]
+        noise = optax.tree.random_like(fold_in_purpose(key, Purpose.PRIVACY), sums)
+        sums = [a + std * n for a, n in zip(sums, noise, strict=True)]
     count = jnp.maximum(batch.mask.sum(), 1)
     gradient = jax.tree.unflatten(structure, [a / count for a in sums])
     return losses.sum() / count, gradient, variables

@@ -11,7 +11,7 @@ from fedjax_het.privacy import (
     compute_example_level_epsilons,
 )
 from fedjax_het.runtime.history import Curves
-from fedjax_het.systems import SYSTEM_SETTING, PoissonSampling, compute_expected_cohort_size
+from fedjax_het.systems import compute_expected_cohort_size, has_poisson_sampling
 
 
 def build_privacy_curves(spec: RunSpec, scheduler: Scheduler, num_rounds: int) -> Curves:
@@ -32,13 +32,11 @@ def build_privacy_curves(spec: RunSpec, scheduler: Scheduler, num_rounds: int) -
     budget = {"noise_multiplier": mechanism.noise_multiplier, "delta": mechanism.delta}
     if isinstance(mechanism, ClientLevel):
         num_clients = scheduler.partition.num_clients
-        systems = SYSTEM_SETTING.parse(spec.system)
-        is_poisson = any(isinstance(model, PoissonSampling) for model in systems)
         epsilons[:num_rounds] = compute_client_level_epsilons(
             num_rounds=num_rounds,
             num_clients=num_clients,
             cohort_size=compute_expected_cohort_size(spec),
-            sampling="poisson" if is_poisson else "fixed",
+            sampling="poisson" if has_poisson_sampling(spec) else "fixed",
             **budget,
         )
     else:

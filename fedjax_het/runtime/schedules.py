@@ -35,8 +35,8 @@ from fedjax_het.systems import (
     AsynchronousSimulation,
     DeviceModel,
     Federation,
-    PoissonSampling,
     SystemSimulation,
+    has_poisson_sampling,
 )
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.errors import ConfigError, display_name, require
@@ -216,7 +216,7 @@ def _compute_max_cohort_size(spec: ResolvedRunSpec) -> int | None:
 
     The probability of more clients in a round is below 1e-12.
     """
-    if not any(isinstance(m, PoissonSampling) for m in SYSTEM_SETTING.parse(spec.system)):
+    if not has_poisson_sampling(spec):
         return None
     from scipy import stats
 

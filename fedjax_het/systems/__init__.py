@@ -43,6 +43,24 @@ SYSTEMS = SYSTEM_SETTING.registry
 _BASES = (DeviceModel, AvailabilityModel, ClientSelection, AdaptiveSelection)
 
 
+def has_poisson_sampling(run: Any) -> bool:
+    """Return whether Poisson sampling selects the clients of a run.
+
+    Args:
+      run: arguments of the run.
+
+    Returns:
+      True if `run.system` has `poisson_sampling`.
+
+    Example:
+      >>> from fedjax_het import RunSpec
+      >>> from fedjax_het.systems import has_poisson_sampling
+      >>> has_poisson_sampling(RunSpec(system="poisson_sampling"))
+      True
+    """
+    return any(isinstance(m, PoissonSampling) for m in SYSTEM_SETTING.parse(run.system))
+
+
 def compute_expected_cohort_size(run: Any) -> float:
     """Return the expected number of clients that the server selects in a round.
 
@@ -61,7 +79,7 @@ def compute_expected_cohort_size(run: Any) -> float:
       >>> compute_expected_cohort_size(RunSpec(**vars(run) | {"system": "poisson_sampling"}))
       2.5
     """
-    if any(isinstance(m, PoissonSampling) for m in SYSTEM_SETTING.parse(run.system)):
+    if has_poisson_sampling(run):
         return run.participation * run.num_clients
     return compute_cohort_size(run.num_clients, run.participation)
 
@@ -133,6 +151,7 @@ __all__ = [
     "SystemModel",
     "SystemSimulation",
     "compute_expected_cohort_size",
+    "has_poisson_sampling",
     "register_system",
     "validate_combination",
 ]

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from fedjax_het.attacks import Backdoor
-from fedjax_het.attacks.backdoor import BackdoorLabels, BackdoorTrigger
+from fedjax_het.attacks.backdoor import BackdoorTrigger
+from fedjax_het.attacks.base import MaliciousLabels
 
 
 @pytest.mark.parametrize("poisoned", [0.0, 0.2, 1.0])
@@ -40,7 +41,7 @@ def test_images_and_labels_of_malicious_clients_change_together():
     attack = Backdoor(fraction=0.5, target=4, poisoned=0.4, size=2)
     clients = [np.arange(k * 50, (k + 1) * 50) for k in range(4)]
     labels = np.random.default_rng(1).integers(0, 10, 200)
-    changed = BackdoorLabels(attack=attack, seed=3).change_labels(None, clients, labels, 10)
+    changed = MaliciousLabels(attack=attack, seed=3).change_labels(None, clients, labels, 10)
     trigger = BackdoorTrigger(attack=attack, seed=3)
     is_malicious, _ = trigger.make_parameters(None, 4, (8, 8, 1))
     assert is_malicious.sum() == 2
