@@ -3,13 +3,14 @@
 `mkdocs.yml` names this file. Nothing is written into docs/: generated pages exist during the build.
 """
 
+import posixpath
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from api_pages import insert_groups
-from dark_pictures import get_dark_path, insert_dark_variants, make_dark_variant
+from dark_pictures import PICTURE, get_dark_path, insert_dark_variants, make_dark_variant
 from method_pages import FORMULAS, make_method_page
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -93,7 +94,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             generated |= {f"tutorials/{name}": content for name, content in pictures.items()}
             shown = {f"notebooks/{name}": f"tutorials/{name}" for name in pictures}
         else:
-            text, shown = path.read_text(), {}
+            text = path.read_text()
+            shown = find_outside_pictures(text, source)
+            generated |= {uri: (ROOT / picture).read_bytes() for picture, uri in shown.items()}
         generated[page] = convert_page_links(text, source, config, shown)
     pictures = {file.src_uri: file.content_bytes for file in files if file.src_uri.endswith(".png")}
     pictures |= {uri: content for uri, content in generated.items() if isinstance(content, bytes)}
@@ -102,6 +105,24 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for uri, content in generated.items():
         files.append(File.generated(config, uri, content=content))
     return files
+
+
+def find_outside_pictures(markdown: str, source: str) -> dict[str, str]:
+    """Find the pictures of a page that lie outside docs/, which the site has to contain.
+
+    Args:
+      markdown: text of the page.
+      source: path of the page's file from the root of the repository.
+
+    Returns:
+      The path of each picture in the site by its path from the root of the repository.
+    """
+    folder = posixpath.dirname(source)
+    paths = [
+        posixpath.normpath(posixpath.join(folder, f"{found[2]}.png"))
+        for found in PICTURE.finditer(markdown)
+    ]
+    return {path: f"images/{path}" for path in paths if not path.startswith("docs/")}
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
