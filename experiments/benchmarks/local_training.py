@@ -193,7 +193,7 @@ REGIMES = {
         for alpha in (0.1, 0.01)
     },
     "R5": Regime(
-        "a sweep of 8 seeds of R1", FEDAVG, 20, kind="sweep", seeds=8, peers=TORCH_PEERS, turns=1
+        "a sweep of 8 seeds of R1", FEDAVG, 20, kind="sweep", seeds=8, peers=TORCH_PEERS, turns=5
     ),
     **{
         name: Regime(
@@ -204,7 +204,7 @@ REGIMES = {
             kind="synthesis",
             num_images=200,
             peers=TORCH_FUNC_PEERS,
-            turns=2,
+            turns=5,
         )
         for name, network, model, iterations in (
             ("R6-mlp", "MLP 784-128-128-10", {"model": "mlp"}, 100),
