@@ -346,3 +346,80 @@ class Algorithm(NamedTuple):
         get_model = self.result_model or self.global_model
         assert get_model is not None
         return get_model(state)
+
+
+def take_outer_states(function: Any, get_inner: Callable[[State], State]) -> Any:
+    """Return a function of an inner method's states for states that contain them.
+
+    Args:
+      function: a function some of whose arguments are a `State`; None stays None.
+      get_inner: `get_inner(state)`: the inner method's state within a state.
+
+    Returns:
+      The function, which applies `get_inner` to each argument that is a `State`.
+
+    Example:
+      >>> from fedjax_het.algorithms.base import State, take_outer_states
+      >>> get_inner = lambda state: state._replace(server=state.server["inner"])
+      >>> read_server = take_outer_states(lambda state: state.server, get_inner)
+      >>> read_server(State({"inner": "weights"}, None, 0))
+      'weights'
+    """
+
+    def call(*args):
+        return function(*(get_inner(a) if isinstance(a, State) else a for a in args))
+
+    return function and call
+
+
+def with_inner_states(
+    algorithm: Algorithm,
+    get_inner: Callable[[State], State],
+    with_inner: Callable[[State, State], State],
+) -> Algorithm:
+    """Return a method whose states contain the states of another method.
+
+    Args:
+      algorithm: the inner method.
+      get_inner: `get_inner(state)`: the inner method's state within a state of the new method.
+      with_inner: `with_inner(state, inner)`: `state` with another state of the inner method.
+
+    Returns:
+      The inner method with functions that take states of the new method. The caller replaces `init`
+      and `round`, which still are the inner method's functions.
+
+    Example:
+      >>> from fedjax_het.algorithms.base import Algorithm, State, with_inner_states
+      >>> read_server = lambda state: state.server
+      >>> inner = Algorithm(*(None, None, read_server, None, None))
+      >>> get_inner = lambda state: state._replace(server=state.server["inner"])
+      >>> with_inner = lambda state, inner: state._replace(server={"inner": inner.server})
+      >>> outer = with_inner_states(inner, get_inner, with_inner)
+      >>> outer.global_model(State({"inner": "weights"}, None, 0))
+      'weights'
+    """
+
+    def return_outer_states(function: Any) -> Any:
+        change = take_outer_states(function, get_inner)
+
+        def call(*args):
+            (state,) = (a for a in args if isinstance(a, State))
+            return with_inner(state, change(*args))
+
+        return function and call
+
+    def change_stage(stage: ServerStage) -> ServerStage:
+        return stage._replace(
+            count_completed=take_outer_states(stage.count_completed, get_inner),
+            advance=return_outer_states(stage.advance),
+        )
+
+    readers = (
+        *("global_model", "result_model", "personal_variables", "server_gradient"),
+        *("traffic", "compressed_params", "artifacts", "summary"),
+    )
+    return algorithm._replace(
+        **{name: take_outer_states(getattr(algorithm, name), get_inner) for name in readers},
+        with_global_model=return_outer_states(algorithm.with_global_model),
+        server_stages=tuple(map(change_stage, algorithm.server_stages)),
+    )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.base import Algorithm, State
+from fedjax_het.algorithms.base import Algorithm, State, take_outer_states
 from fedjax_het.algorithms.local_parameters import ParameterSplit
 from fedjax_het.algorithms.sent_changes import find_sent_change, select_sent_params
 from fedjax_het.compression import Compressor, format_compression
@@ -100,21 +100,17 @@ def with_compressed_uploads(algorithm: Algorithm, compressor: Compressor) -> Alg
         counted, params = count_traffic(hp, state), get_params(state)
         return counted._replace(up=counted.up - num_bytes(params) + compressor.count_bytes(params))
 
-    def on_inner_states(function: Any) -> Any:
-        """Return `function` for states with the memory."""
+    algorithm = algorithm._replace(traffic=traffic)
+    if not compressor.error_feedback:
+        return algorithm
 
-        def call(*args):
-            return function(
-                *(a._replace(clients=a.clients.inner) if isinstance(a, State) else a for a in args)
-            )
-
-        return call if function and compressor.error_feedback else function
+    def get_inner(state: State) -> State:
+        return state._replace(clients=state.clients.inner)
 
     return algorithm._replace(
-        traffic=traffic,
-        personal_variables=on_inner_states(algorithm.personal_variables),
-        artifacts=on_inner_states(algorithm.artifacts),
-        summary=on_inner_states(algorithm.summary),
+        personal_variables=take_outer_states(algorithm.personal_variables, get_inner),
+        artifacts=take_outer_states(algorithm.artifacts, get_inner),
+        summary=take_outer_states(algorithm.summary, get_inner),
     )
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.algorithms.base import Algorithm, State
+from fedjax_het.algorithms.base import Algorithm, State, with_inner_states
 from fedjax_het.algorithms.local_parameters import ParameterSplit
 from fedjax_het.algorithms.sent_changes import find_sent_change
 from fedjax_het.core.client_algorithm import ClientAlgorithm, ClientUpdate, HyperParameters
@@ -191,14 +191,6 @@ def with_private_rounds(
     def with_inner(state: State, inner: State) -> State:
         return inner._replace(server=state.server._replace(inner=inner.server)) if adapts else inner
 
-    def on_inner_states(function: Any) -> Any:
-        """Return `function` for states of this method."""
-
-        def call(*args):
-            return function(*(get_inner(a) if isinstance(a, State) else a for a in args))
-
-        return function and call
-
     def init(hp, key, variables, num_clients):
         state = algorithm.init(hp, key, variables, num_clients)
         if not adapts:
@@ -228,21 +220,8 @@ def with_private_rounds(
         clip_norm = clip_norm * jnp.exp(-mechanism.clip_lr * (share - mechanism.quantile))
         return new._replace(server=new.server._replace(clip_norm=clip_norm)), info
 
-    set_model = algorithm.with_global_model
-
-    def with_global_model(state, variables):
-        assert set_model is not None
-        return with_inner(state, set_model(get_inner(state), variables))
-
-    return algorithm._replace(
+    return with_inner_states(algorithm, get_inner, with_inner)._replace(
         init=init,
         round=round_,
-        global_model=on_inner_states(algorithm.global_model),
-        with_global_model=None if set_model is None else with_global_model,
-        result_model=on_inner_states(algorithm.result_model),
-        traffic=on_inner_states(algorithm.traffic),
-        personal_variables=on_inner_states(algorithm.personal_variables),
         record_shapes=lambda k: {**get_shapes(k), "clipped_fraction": (), "clip_norm": ()},
-        artifacts=on_inner_states(algorithm.artifacts),
-        summary=on_inner_states(algorithm.summary),
     )

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.algorithms.base import Algorithm, ServerStage, State
+from fedjax_het.algorithms.base import Algorithm, State, with_inner_states
 from fedjax_het.core.client_loop import Cohort, Examples
 from fedjax_het.core.client_rows import ClientModels
 from fedjax_het.core.contract_checks import call_user_function, require_like, unpack_tuple
@@ -117,16 +117,8 @@ def with_server_step(
     get_model, set_model = algorithm.global_model, algorithm.with_global_model
     assert get_model is not None and set_model is not None, "a method with a global model"
 
-    def with_inner_state(state: State, inner: State) -> State:
+    def with_inner(state: State, inner: State) -> State:
         return inner._replace(server=state.server._replace(inner=inner.server))
-
-    def on_inner_state(function: Any) -> Any:
-        """Return `function` for states of this method."""
-
-        def call(*args):
-            return function(*(inner_state(a) if isinstance(a, State) else a for a in args))
-
-        return function and call
 
     def init_state(hp, key, variables, num_clients):
         state = algorithm.init(hp, key, variables, num_clients)
@@ -155,35 +147,19 @@ def with_server_step(
         server = ServerStepState(new.server, step_state)
         return new._replace(server=server), info._replace(update_norm=update_norm, models=None)
 
-    def lift_stage(stage: ServerStage) -> ServerStage:
-        def advance(hp, state, *args):
-            return with_inner_state(state, stage.advance(hp, inner_state(state), *args))
-
-        count_completed = on_inner_state(stage.count_completed)
-        return stage._replace(count_completed=count_completed, advance=advance)
-
-    def with_global_model(state, variables):
-        state = with_inner_state(state, set_model(inner_state(state), variables))
-        if feeds_back:
-            return state
-        return state._replace(server=state.server._replace(result=variables))
-
-    result_model = on_inner_state(algorithm.result_model)
-    if not feeds_back:
-        result_model = lambda state: state.server.result  # noqa: E731
-
-    return algorithm._replace(
+    stepped = with_inner_states(algorithm, inner_state, with_inner)._replace(
         init=init_state,
         round=round_,
-        global_model=on_inner_state(get_model),
-        with_global_model=with_global_model,
-        result_model=result_model,
-        traffic=on_inner_state(algorithm.traffic),
-        compressed_params=on_inner_state(algorithm.compressed_params),
-        personal_variables=on_inner_state(algorithm.personal_variables),
-        server_stages=tuple(map(lift_stage, algorithm.server_stages)),
         server_batch_size=max(algorithm.server_batch_size, server_batch_size),
         protects_privacy=False,
-        artifacts=on_inner_state(algorithm.artifacts),
-        summary=on_inner_state(algorithm.summary),
+    )
+    if feeds_back:
+        return stepped
+
+    def with_global_model(state, variables):
+        state = with_inner(state, set_model(inner_state(state), variables))
+        return state._replace(server=state.server._replace(result=variables))
+
+    return stepped._replace(
+        with_global_model=with_global_model, result_model=lambda state: state.server.result
     )

@@ -20,6 +20,7 @@ from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.resumable_loops import SOFT_LABELS
 from fedjax_het.core.task import Task
 from fedjax_het.nn import choose_micro_batch_size
+from fedjax_het.utils.arrays import take_row
 from fedjax_het.utils.former_names import FORMER_INPUT_NAMES, accept_former_arguments
 
 Tree = Any
@@ -128,6 +129,8 @@ def mean_embedding(
 ) -> tuple[Array, Array]:
     """Compute the mean features and logits of the inputs whose mask is 1.
 
+    Micro-batches behind the last such input are left out. The result has no gradient then.
+
     Args:
       embed: `inputs -> (features [B, F], logits [B, C])`, computed for each input independently.
       inputs: `[B, ...]`.
@@ -159,7 +162,18 @@ def mean_embedding(
             inputs.reshape(-1, micro_batch_size, *inputs.shape[1:]),
             mask.reshape(-1, micro_batch_size),
         )
-        sums = tuple(total.sum(0) for total in jax.lax.map(weighted_sums, micro_batches))
+
+        def add_micro_batch(i, sums):
+            micro_batch = (take_row(array, i) for array in micro_batches)
+            return jax.tree.map(jnp.add, sums, weighted_sums(tuple(micro_batch)))
+
+        first_micro_batch = tuple(array[0] for array in micro_batches)
+        shapes = jax.eval_shape(weighted_sums, first_micro_batch)
+        # `zeros_like` of the abstract values also copies the mesh axes that they vary on.
+        zeros = jax.tree.map(jnp.zeros_like, shapes)
+        num_inputs = jnp.where(mask > 0, jnp.arange(1, len(mask) + 1), 0).max()
+        num_micro_batches = (num_inputs + micro_batch_size - 1) // micro_batch_size
+        sums = jax.lax.fori_loop(0, num_micro_batches, add_micro_batch, zeros)
     return tuple(total / jnp.maximum(mask.sum(), 1) for total in sums)
 
 

@@ -28,13 +28,15 @@ def rolling_mean(curve: np.ndarray, window: int = WINDOW) -> np.ndarray:
       >>> rolling_mean(np.array([1.0, np.nan, 3.0, 5.0]), window=2)
       array([ 1., nan,  2.,  4.])
     """
-    import pandas as pd
-
-    values = pd.Series(np.asarray(curve, np.float64))
-    measured_values = values[np.isfinite(values)]
+    values = np.asarray(curve, np.float64)
+    is_measured = np.isfinite(values)
+    measured_values, means = values[is_measured], np.full(len(values), np.nan)
     # Each mean is computed from its window: a running sum would accumulate rounding errors.
-    means = measured_values.rolling(window, min_periods=1).apply(np.mean, raw=True)
-    return means.reindex(values.index).to_numpy()
+    means[is_measured] = [
+        measured_values[max(end - window, 0) : end].mean()
+        for end in range(1, len(measured_values) + 1)
+    ]
+    return means
 
 
 def rise_time(curve: np.ndarray, window: int = WINDOW, fraction: float = 0.9) -> int | None:

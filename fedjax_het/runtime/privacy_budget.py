@@ -7,6 +7,7 @@ from fedjax_het.core.schedule import Scheduler
 from fedjax_het.privacy import (
     PRIVACY_SETTING,
     ClientLevel,
+    PrivacyMechanism,
     compute_client_level_epsilons,
     compute_example_level_epsilons,
 )
@@ -25,10 +26,10 @@ def build_privacy_curves(spec: RunSpec, scheduler: Scheduler, num_rounds: int) -
     Returns:
       `epsilon`, float64 `[R]`; empty for other runs.
     """
-    mechanisms = PRIVACY_SETTING.parse(spec.privacy)
-    if not mechanisms:
+    mechanism = _get_mechanism(spec)
+    if mechanism is None:
         return {}
-    mechanism, epsilons = mechanisms[0], np.full(scheduler.settings.num_rounds, np.nan)
+    epsilons = np.full(scheduler.settings.num_rounds, np.nan)
     budget = {"noise_multiplier": mechanism.noise_multiplier, "delta": mechanism.delta}
     if isinstance(mechanism, ClientLevel):
         num_clients = scheduler.partition.num_clients
@@ -43,6 +44,30 @@ def build_privacy_curves(spec: RunSpec, scheduler: Scheduler, num_rounds: int) -
         num_passes = _count_passes(scheduler, num_rounds)
         epsilons[:num_rounds] = compute_example_level_epsilons(num_passes=num_passes, **budget)
     return {"epsilon": epsilons}
+
+
+def summarize_privacy(spec: RunSpec, curves: Curves, num_rounds: int) -> dict[str, float | None]:
+    """Return the guarantee of the final model.
+
+    Args:
+      spec: the resolved settings of the run.
+      curves: `build_privacy_curves` of the run.
+      num_rounds: number of rounds that took place.
+
+    Returns:
+      `epsilon`, None if it is infinite, and `delta`; empty for runs without privacy and before the
+      first round.
+    """
+    mechanism = _get_mechanism(spec)
+    if mechanism is None or not num_rounds:
+        return {}
+    epsilon = float(curves["epsilon"][num_rounds - 1])
+    return {"epsilon": epsilon if np.isfinite(epsilon) else None, "delta": mechanism.delta}
+
+
+def _get_mechanism(spec: RunSpec) -> PrivacyMechanism | None:
+    """Return the mechanism of a run; None without privacy."""
+    return next(iter(PRIVACY_SETTING.parse(spec.privacy)), None)
 
 
 def _count_passes(scheduler: Scheduler, num_rounds: int) -> np.ndarray:

@@ -8,12 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.core.run_mapping import describe_plan
 from fedjax_het.metrics.convergence import rise_time, rolling_mean, rounds_to_reach
 from fedjax_het.metrics.personal import best_mean_accuracy, worst_decile
 from fedjax_het.nn.precision import describe_precision
-from fedjax_het.privacy import PRIVACY_SETTING
 from fedjax_het.runtime.device_report import describe_environment
 from fedjax_het.runtime.group_state import GroupState
 from fedjax_het.runtime.held_out_eval import evaluate_held_out_clients
@@ -26,7 +24,7 @@ from fedjax_het.runtime.history import (
     list_metric_names,
 )
 from fedjax_het.runtime.identity import collect_function_digests, compute_class_names_digest
-from fedjax_het.runtime.privacy_budget import build_privacy_curves
+from fedjax_het.runtime.privacy_budget import build_privacy_curves, summarize_privacy
 from fedjax_het.runtime.result_display import get_accuracy_name, to_json_value
 from fedjax_het.runtime.results import (
     ACCURACIES,
@@ -98,15 +96,6 @@ def _summarize_simulated_time(traffic: Curves) -> dict[str, float]:
     return {name: float(traffic[name].sum())} if name in traffic else {}
 
 
-def _summarize_privacy(spec: RunSpec, curves: Curves, num_rounds: int) -> dict[str, float | None]:
-    """Return epsilon and delta of a run; empty without privacy. None for an infinite epsilon."""
-    if not curves or not num_rounds:
-        return {}
-    epsilon = float(curves["epsilon"][num_rounds - 1])
-    delta = PRIVACY_SETTING.parse(spec.privacy)[0].delta
-    return {"epsilon": epsilon if np.isfinite(epsilon) else None, "delta": delta}
-
-
 def _build_result(group_state: GroupState, i: int, state: Any) -> Result:
     run, curves = group_state.prepared_runs[i], group_state.curves[i]
     algorithm, early_stop = group_state.group.program.algorithm, group_state.early_stops.get(i)
@@ -140,7 +129,7 @@ def _build_result(group_state: GroupState, i: int, state: Any) -> Result:
         "bytes_up": float(traffic["bytes_up"].sum()),
         "bytes_down": float(traffic["bytes_down"].sum()),
         **_summarize_simulated_time(traffic),
-        **_summarize_privacy(run.spec, privacy, rounds),
+        **summarize_privacy(run.spec, privacy, rounds),
         **_summarize_data(group_state, i),
         "split": measures.to_summary(),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),

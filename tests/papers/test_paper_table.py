@@ -3,8 +3,10 @@
 import re
 import runpy
 from importlib import import_module
+from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 from support.markers import slow_case
 from support.paths import ROOT
@@ -16,7 +18,7 @@ from fedjax_het.papers.dynafed.tables import TABLE1, TABLE5
 from fedjax_het.papers.dynafed.tables import table1 as main
 from fedjax_het.papers.programs import PROGRAM_MODULES
 from fedjax_het.papers.reported import load_reported_values
-from fedjax_het.papers.table import TableArguments, make_cells
+from fedjax_het.papers.table import TableArguments, TableRun, make_cells
 from fedjax_het.runtime.result_store import load_results
 from fedjax_het.runtime.results import Result
 
@@ -48,6 +50,23 @@ def test_paper_preset_matches_reported_cells(experiment):
             assert (spec.width, spec.depth, spec.norm) == (None, None, None)
     filled = {cell.method for cell in cells if cell.runs}
     assert filled >= {"fedavg", "fedprox", "scaffold", "dynafed"}
+
+
+def test_scores_are_of_finished_runs(tmp_path, monkeypatch):
+    cells = make_cells(TABLE1, TableArguments("quick"))
+    first, second = (cell.runs[0] for cell in cells[:2])
+    empty = TableRun.from_directory(TABLE1, "quick", cells, tmp_path)
+    assert not len(empty.collect_scores(lambda result: {"rounds": result.summary["rounds"]}))
+    finished = empty._replace(results=pd.DataFrame({"settings": [first.digest(), second.digest()]}))
+    result = SimpleNamespace(summary={"rounds": 7})
+    # The second run diverged.
+    monkeypatch.setattr(
+        TableRun, "load_run_result", lambda _, run: result if run is first else None
+    )
+    scores = finished.collect_scores(lambda result: {"rounds": result.summary["rounds"]})
+    assert scores["row"].tolist() == [cell.method for cell in cells[:2]]
+    assert scores["seed"].tolist() == [first.seed, second.seed]
+    assert scores["rounds"].iloc[0] == 7 and np.isnan(scores["rounds"].iloc[1])
 
 
 TABLE_PROGRAMS = [

@@ -31,6 +31,7 @@ from fedjax_het.analysis.render import (
 )
 from fedjax_het.papers.table import Preset, TableDeclaration, TableRun, make_table_program
 from fedjax_het.papers.table.columns import run_paired_test
+from fedjax_het.runtime.results import Result
 
 MIN_PAIRS = 3
 DEVICES = "speed:sigma=1"
@@ -128,49 +129,30 @@ SYSTEMS = TableDeclaration(
 )
 
 
-class RunScore(NamedTuple):
-    """Accuracy and time of one run."""
-
-    row: str
-    seed: int
-    accuracy: float
-    "Mean test accuracy of the last five evaluations in percent."
-    seconds: float
-    "Simulated seconds to the target; NaN if it is not reached or without simulated time."
-
-
-def collect_scores(table_run: TableRun) -> pd.DataFrame:
-    """Collect accuracy and time of the runs that did not diverge.
+def score_run(result: Result, target: float) -> dict[str, float]:
+    """Return the accuracy of a run, and the simulated time that it needs to reach a target.
 
     Args:
-      table_run: the table with its runs.
+      result: a finished run.
+      target: test accuracy, a fraction.
 
     Returns:
-      A row per run with the columns of `RunScore`.
+      `accuracy`, the mean of the last five evaluations in percent; and `seconds`, the simulated
+      seconds to the target, NaN if it is not reached or without simulated time.
     """
-    records = []
-    for cell in table_run.cells:
-        target = TARGETS[cell.dataset]
-        for run in cell.runs:
-            result = table_run.load_run_result(run)
-            if result is None:
-                continue
-            accuracy = result.metrics["test_accuracy"]
-            measured = accuracy[np.isfinite(accuracy)]
-            cost = result.costs_to(target)
-            seconds = math.nan
-            if cost is not None and cost.simulated_seconds is not None:
-                seconds = cost.simulated_seconds
-            score = 100 * float(measured[-5:].mean())
-            records.append(RunScore(cell.method, run.seed, score, seconds))
-    return pd.DataFrame(records, columns=list(RunScore._fields))
+    cost = result.costs_to(target)
+    seconds = None if cost is None else cost.simulated_seconds
+    return {
+        "accuracy": 100 * result.summary["final_accuracy"],
+        "seconds": math.nan if seconds is None else seconds,
+    }
 
 
 def compare_rows(scores: pd.DataFrame, comparisons: Sequence[Comparison]) -> pd.DataFrame:
     """Test the rows against their references, paired over seeds.
 
     Args:
-      scores: as `collect_scores` returns it.
+      scores: `TableRun.collect_scores` with `score_run`.
       comparisons: the rows.
 
     Returns:
@@ -185,7 +167,8 @@ def compare_rows(scores: pd.DataFrame, comparisons: Sequence[Comparison]) -> pd.
         if row not in by_row:
             continue
         own = by_row[row]
-        record: dict[str, Any] = {"section": section, "name": name, "seeds": len(own)}
+        record: dict[str, Any] = {"section": section, "name": name}
+        record["seeds"] = own["accuracy"].count()
         for column in ("accuracy", "seconds"):
             record |= {column: own[column].mean(), f"{column}_std": own[column].std()}
         record["num_reached"] = int(own["seconds"].notna().sum())
@@ -253,12 +236,12 @@ def _format_speedup(record: dict[str, Any]) -> str:
 
 
 def _write_outputs(table_run: TableRun) -> Sequence[str]:
-    scores = collect_scores(table_run)
-    if not len(scores):
+    target = TARGETS[table_run.cells[0].dataset]
+    scores = table_run.collect_scores(lambda result: score_run(result, target))
+    if "accuracy" not in scores:
         print("There is no run to show.")
         return []
     table = compare_rows(scores, list_comparisons(_ROUNDS[table_run.preset]))
-    target = TARGETS[table_run.cells[0].dataset]
     text = make_text(table, f"{table_run.title}.", target)
     return table_run.write_table("systems", text, table)
 

@@ -13,6 +13,7 @@ prints its row beside the rows that the folder has:
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,7 @@ from fedjax_het.papers.table.search import (
     describe_search,
     load_chosen,
 )
+from fedjax_het.runtime.results import Result
 from fedjax_het.tuning.tuner import Budget
 
 BASELINE = "fedavg"
@@ -151,40 +153,28 @@ def make_leaderboard(
     )
 
 
-def collect_scores(table_run: TableRun, *, is_personal: bool) -> pd.DataFrame:
-    """Collect the results of all runs.
+def score_run(result: Result, *, is_personal: bool) -> dict[str, float]:
+    """Return the accuracies of a run in percent.
 
     Args:
-      table_run: the table with its runs.
-      is_personal: whether accuracies are means over the clients' own tests; otherwise they are of
+      result: a finished run.
+      is_personal: whether the accuracy is the mean over the clients' own tests; otherwise it is of
         the global model on all test examples.
 
     Returns:
-      A row per run: `method`, `seed`, `accuracy` and `worst` in percent. `worst` is the accuracy of
-      the worst tenth of the clients. Both are missing for a run that diverged.
+      `accuracy`, and `worst`, the accuracy of the worst tenth of the clients.
     """
     name = "final_client_accuracy" if is_personal else "final_accuracy"
-    records = []
-    for cell in table_run.cells:
-        for run in cell.runs:
-            result = table_run.load_run_result(run)
-            values = {} if result is None else result.summary
-            records.append(
-                {
-                    "method": cell.method,
-                    "seed": run.seed,
-                    "accuracy": 100 * float(values.get(name) or math.nan),
-                    "worst": 100 * float(values.get("bmta_worst_decile") or math.nan),
-                }
-            )
-    return pd.DataFrame(records)
+    values = {"accuracy": name, "worst": "bmta_worst_decile"}
+    found = {key: result.summary.get(value) for key, value in values.items()}
+    return {key: math.nan if value is None else 100 * value for key, value in found.items()}
 
 
 def compare_with_baseline(scores: pd.DataFrame) -> pd.DataFrame:
     """Compare each method with the baseline, paired by seed.
 
     Args:
-      scores: as `collect_scores` returns it.
+      scores: `TableRun.collect_scores` of `score_run`, with `method` in place of `row`.
 
     Returns:
       A row per method: means, the mean difference `gain` with its 95 % bootstrap interval `low` to
@@ -252,8 +242,8 @@ def compute_costs(table_run: TableRun, scores: pd.DataFrame, *, is_personal: boo
 
     Args:
       table_run: the table with its runs.
-      scores: as `collect_scores` returns it.
-      is_personal: see `collect_scores`.
+      scores: `TableRun.collect_scores` of `score_run`, with `method` in place of `row`.
+      is_personal: see `score_run`.
 
     Returns:
       A row per method with runs: `method`, `rounds_to`, `megabytes_to` and `teraflops_to`; missing
@@ -330,7 +320,7 @@ def make_leaderboard_program(
 
     Args:
       declaration: as `make_leaderboard` returns it.
-      is_personal: see `collect_scores`.
+      is_personal: see `score_run`.
 
     Returns:
       `main(argv)`, which returns the exit status.
@@ -338,15 +328,13 @@ def make_leaderboard_program(
 
     def write_outputs(table_run: TableRun) -> Sequence[str]:
         table_run = _add_kept_rows(declaration, table_run)
-        scores = collect_scores(table_run, is_personal=is_personal)
-        if scores["accuracy"].isna().all():
+        scores = table_run.collect_scores(partial(score_run, is_personal=is_personal))
+        if "accuracy" not in scores:
             print("There is no run to show.")
             return []
-        has_runs = scores.groupby("method")["accuracy"].transform(
-            lambda values: values.notna().any()
-        )
-        left_out = [get_method_title(name) for name in scores.loc[~has_runs, "method"].unique()]
-        scores = scores[has_runs]
+        scores = scores.rename(columns={"row": "method"})
+        measured = set(scores.loc[scores["accuracy"].notna(), "method"])
+        scores = scores[scores["method"].isin(measured)]
         table = compare_with_baseline(scores)
         costs = compute_costs(table_run, scores, is_personal=is_personal)
         table = table.merge(costs, on="method", how="left")
@@ -354,7 +342,7 @@ def make_leaderboard_program(
         planned = {cell.method: len(cell.runs) for cell in table_run.cells}
         table["planned"] = table["method"].map(planned)
         notes = _make_notes(table_run, scores, is_personal=is_personal)
-        if left_out:
+        if left_out := [get_method_title(name) for name in planned if name not in measured]:
             notes.append(f"Diverged or not run: {', '.join(left_out)}.")
         text = make_text_table(table, f"{table_run.title}.", notes)
         figures = {}

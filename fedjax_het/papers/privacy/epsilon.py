@@ -30,6 +30,7 @@ from fedjax_het.analysis.render import (
 )
 from fedjax_het.papers.table import Preset, TableDeclaration, TableRun, make_table_program
 from fedjax_het.papers.table.columns import run_paired_test
+from fedjax_het.runtime.results import Result
 from fedjax_het.tuning.tuner import Budget
 
 if TYPE_CHECKING:
@@ -106,34 +107,27 @@ TABLE = TableDeclaration(
 )
 
 
-def collect_scores(table_run: TableRun) -> pd.DataFrame:
-    """Collect accuracy and epsilon of all runs.
+def score_run(result: Result) -> dict[str, float]:
+    """Return `accuracy`, the mean of the last five evaluations in percent, and `epsilon`.
 
     Args:
-      table_run: the table with its runs.
+      result: a finished run.
 
     Returns:
-      A row per run: `dataset`, `row`, `seed`, `accuracy`, the mean of the last five evaluations in
-      percent, NaN for a run that diverged; and `epsilon`, infinite without privacy.
+      The scores by name; epsilon is infinite without privacy.
     """
-    records = []
-    for cell in table_run.cells:
-        for run in cell.runs:
-            result = table_run.load_run_result(run)
-            if result is None:
-                continue
-            accuracy, epsilon = (result.summary.get(n) for n in ("final_accuracy", "epsilon"))
-            accuracy = math.nan if accuracy is None else 100 * accuracy
-            epsilon = math.inf if epsilon is None else epsilon
-            records.append((cell.dataset, cell.method, run.seed, accuracy, epsilon))
-    return pd.DataFrame(records, columns=["dataset", "row", "seed", "accuracy", "epsilon"])
+    epsilon = result.summary.get("epsilon")
+    return {
+        "accuracy": 100 * result.summary["final_accuracy"],
+        "epsilon": math.inf if epsilon is None else epsilon,
+    }
 
 
 def compare_methods(scores: pd.DataFrame) -> pd.DataFrame:
     """Compare each row with FedAvg at equal noise and with the control, paired over seeds.
 
     Args:
-      scores: as `collect_scores` returns it.
+      scores: `TableRun.collect_scores(score_run)`.
 
     Returns:
       A row per data set and condition: `dataset`, `name`, `noise`, `epsilon`, the mean `accuracy`
@@ -243,8 +237,8 @@ def plot_epsilons(table: pd.DataFrame) -> "Figure":
 
 
 def _write_outputs(table_run: TableRun) -> Sequence[str]:
-    scores = collect_scores(table_run)
-    if not len(scores):
+    scores = table_run.collect_scores(score_run)
+    if "accuracy" not in scores:
         print("There is no run to show.")
         return []
     table = compare_methods(scores)

@@ -8,7 +8,6 @@ of the partition. The rules are FedAvg's mean, rules of robust aggregation over 
 RoFSL with its two filters. Rules that assume a share of malicious clients assume 40 %.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from fedjax_het.analysis.render import (
 )
 from fedjax_het.papers.table import Preset, TableDeclaration, TableRun, make_table_program
 from fedjax_het.papers.table.columns import run_paired_test
+from fedjax_het.runtime.results import Result
 
 MIN_PAIRS = 3
 FRACTIONS = (0.2, 0.4, 0.6)
@@ -114,32 +114,16 @@ TABLE = TableDeclaration(
 )
 
 
-def collect_scores(table_run: TableRun) -> pd.DataFrame:
-    """Collect the accuracies of all runs.
-
-    Args:
-      table_run: the table with its runs.
-
-    Returns:
-      A row per run: `dataset`, `row`, `seed`, and the mean `accuracy` of the last five evaluations
-      in percent, NaN for a run that diverged.
-    """
-    records, results = [], table_run.results
-    finished = set(results["settings"]) if len(results) else set()
-    for cell in table_run.cells:
-        for run in cell.runs:
-            if run.digest() in finished:
-                result = table_run.load_run_result(run)
-                accuracy = math.nan if result is None else 100 * result.summary["final_accuracy"]
-                records.append((cell.dataset, cell.method, run.seed, accuracy))
-    return pd.DataFrame(records, columns=["dataset", "row", "seed", "accuracy"])
+def score_run(result: Result) -> dict[str, float]:
+    """Return `accuracy`, the mean of the last five evaluations of a run in percent."""
+    return {"accuracy": 100 * result.summary["final_accuracy"]}
 
 
 def compare_rules(scores: pd.DataFrame) -> pd.DataFrame:
     """Compare each rule with FedAvg under the same attack, paired over seeds.
 
     Args:
-      scores: as `collect_scores` returns it.
+      scores: `TableRun.collect_scores(score_run)`.
 
     Returns:
       A row per data set and condition: `dataset`, `rule`, `attack`, `fraction`, the mean `accuracy`
@@ -210,8 +194,8 @@ def _format_accuracy(record: dict[str, Any] | None) -> str:
 
 
 def _write_outputs(table_run: TableRun) -> Sequence[str]:
-    scores = collect_scores(table_run)
-    if not len(scores):
+    scores = table_run.collect_scores(score_run)
+    if "accuracy" not in scores:
         print("There is no run to show.")
         return []
     table = compare_rules(scores)

@@ -1,6 +1,6 @@
 """A table whose runs are made, and the files that it is written to."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -122,6 +122,29 @@ class TableRun(NamedTuple):
             for run in cell.runs:
                 if (result := self.load_run_result(run)) is not None:
                     yield cell, result
+
+    def collect_scores(self, score: Callable[[Result], Mapping[str, float]]) -> "pd.DataFrame":
+        """Compute the scores of the finished runs.
+
+        Args:
+          score: `score(result)` returns values by name.
+
+        Returns:
+          A row per run: `dataset`, `row`, the name of the table's row, `seed` and the scores. The
+          scores of a run that diverged are missing.
+        """
+        import pandas as pd
+
+        records = []
+        finished = set(self.results["settings"]) if len(self.results) else set()
+        for cell in self.cells:
+            for run in cell.runs:
+                if run.digest() in finished:
+                    result = self.load_run_result(run)
+                    scores = {} if result is None else score(result)
+                    identity = {"dataset": cell.dataset, "row": cell.method, "seed": run.seed}
+                    records.append({**identity, **scores})
+        return pd.DataFrame(records)
 
     def load_client_accuracies(self, run: RunSpec) -> np.ndarray | None:
         """Load the clients' accuracies in the round with the best mean.

@@ -95,6 +95,16 @@ def test_mean_embedding_masks_and_micro_batches():
         np.testing.assert_allclose(logits, expected @ weights + bias, atol=1e-6)
 
 
+def test_mean_embedding_leaves_out_micro_batches_of_padding():
+    images = jnp.ones((12, 2, 2, 1)).at[9:].set(jnp.nan)
+    mask = (jnp.arange(12) < 7).astype(jnp.float32)
+    for first in (0, 2):  # gaps do not end the inputs
+        embed = lambda x: (x.reshape(len(x), -1), x.mean((1, 2)))  # noqa: E731
+        features, logits = mean_embedding(embed, images, mask.at[:first].set(0), 3)
+        np.testing.assert_array_equal(features, np.ones(4))
+        np.testing.assert_array_equal(logits, np.ones(1))
+
+
 def test_sampled_sliced_wasserstein_expectation():
     u, v = jax.random.normal(KEY, (2, 10))
     exact = float(sliced_wasserstein(u, v))
