@@ -320,11 +320,12 @@ def dataset_from_arrays(
       test_inputs: test inputs `[N_test, ...]`, in the format of `train_inputs`.
       test_labels: test labels, in the form of `train_labels`.
       name: name of the data set, shown in results.
-      num_classes: number of classes. Default: the largest label plus one, provided that this is at
-        most 100 or at most ten times the number of different labels.
+      num_classes: number of classes. Default: the number of `class_names`, or else the largest
+        label plus one, provided that this is at most 100 or at most ten times the number of
+        different labels.
       mean: mean of each channel or feature (default: of the training inputs).
       std: standard deviation of each channel or feature (default: of the training inputs).
-      class_names: name of each class; a text gives one letter to each class.
+      class_names: different names of the classes; a text gives one letter to each class.
       note: facts that readers of results need.
       train_domains: domain of each training example, integers `[N]` in [0, number of domains).
       test_domains: domain of each test example, integers `[N_test]`. Every domain needs at least
@@ -376,8 +377,11 @@ def dataset_from_arrays(
     task_kind: type[TaskKind] = TASKS.require(task).make
     train_labels = convert_labels(task_kind, "train_labels", train_labels, "train_inputs", train)
     test_labels = convert_labels(task_kind, "test_labels", test_labels, "test_inputs", test)
+    class_names = tuple(class_names)  # each letter of a text is a class name
     if task_kind.has_classes:
         labels = {"train_labels": train_labels, "test_labels": test_labels}
+        if num_classes is None and len(class_names) > max(train_labels.max(), test_labels.max(), 1):
+            num_classes = len(class_names)
         num_classes = resolve_num_classes(num_classes, labels)
         warn_about_empty_classes(train_labels, num_classes)
     else:
@@ -385,9 +389,10 @@ def dataset_from_arrays(
         require(num_classes in (None, 1), "num_classes", num_classes, expected)
         num_classes = 1
         _require_equal_outputs(task_kind, train_labels, test_labels, tokens)
-    class_names = tuple(class_names)  # each letter of a text is a class name
     expected = f"{num_classes} names, one for each class, or none"
     require(len(class_names) in (0, num_classes), "class_names", class_names[:10], expected)
+    expected = "different names"
+    require(len({*class_names}) == len(class_names), "class_names", class_names[:10], expected)
 
     mean, std = _validate_constants(train, mean, std)
     domains = {"train_domains": train_domains, "test_domains": test_domains}

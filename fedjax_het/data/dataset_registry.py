@@ -128,9 +128,9 @@ def _make_dataset(
     if normalization not in (None, "dataset") or getattr(inputs, "ndim", 0) == 4:
         constants = get_normalization_constants(name, normalization, inputs)
     facts = {fact: meta[fact] for fact in _FACTS if fact in meta}
-    num_classes = len(meta.get("class_names", ())) or None
-    facts |= {"name": name, "num_classes": num_classes}
-    return dataset_from_arrays(**{**arrays, **facts}, mean=constants[0], std=constants[1])
+    return dataset_from_arrays(
+        **{**arrays, **facts, "name": name}, mean=constants[0], std=constants[1]
+    )
 
 
 def _make_published_spec(
@@ -465,11 +465,8 @@ def _make_loader(name: str) -> Callable[..., Dataset]:
         try:
             arrays, meta = read_location(name, data_dir, cache_dir)
             facts = {fact: meta[fact] for fact in _FACTS if fact in meta}
-            num_classes = len(facts.get("class_names", ())) or None
             with display_names(meta.get("argument_names", {})):
-                return dataset_from_arrays(
-                    **{**arrays, **facts, "num_classes": num_classes}, name=name
-                )
+                return dataset_from_arrays(**{**arrays, **facts}, name=name)
         except ConfigError as error:
             raise ConfigError(f"{display_name('dataset')} = {name!r}: {error}") from error
 

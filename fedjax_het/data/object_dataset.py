@@ -110,9 +110,10 @@ def dataset_from_object(
         del splits["test"]
     for argument, split in splits.items():
         is_valid = hasattr(split, "__getitem__") and not isinstance(split, str | bytes | Mapping)
-        is_valid = is_valid and _count_rows(split) > 0
+        is_valid = is_valid and hasattr(split, "__len__")
         expected = _EXPECTED + ("" if argument == "train" else ", or test_fraction=0.2")
         require(is_valid, argument, split, expected)
+        require(_count_rows(split) > 0, f"len({argument})", 0, "at least one example")
     columns = Columns(image, inputs, text, label, client, domain)
     sides = to_height_and_width(size)
     options = InputOptions(sides, channels, unit, length, num_tokens, task)
@@ -135,7 +136,6 @@ def dataset_from_object(
         **joined,
         **facts,
         name=name,
-        num_classes=len(class_names) or None,
         class_names=class_names,
         source=f"{kind.__module__.partition('.')[0]}.{kind.__name__}",
         order=ROW_ORDER,

@@ -14,7 +14,7 @@ from fedjax_het.utils.array_validation import (
     validate_labels,
 )
 from fedjax_het.utils.config import Bounds, validate
-from fedjax_het.utils.errors import ConfigError, make_value_error, require
+from fedjax_het.utils.errors import ConfigError, display_name, make_value_error, require
 from fedjax_het.utils.input_kinds import FrozenMapping, count_rows
 from fedjax_het.utils.memory_maps import iter_blocks
 
@@ -307,7 +307,8 @@ def _require_finite(argument: str, values: np.ndarray) -> tuple[float, float]:
     low, high = _find_range(values)
     if not np.isfinite([low, high]).all():
         position = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
-        raise ConfigError(f"{argument}[{position}] = {values[position]}: expected finite numbers")
+        value = float(values[position])
+        raise make_value_error(f"{argument}[{position}]", value, "finite numbers")
     return float(low), float(high)
 
 
@@ -357,12 +358,12 @@ def resolve_num_classes(num_classes: Any, splits: dict[str, np.ndarray]) -> int:
     largest = int(labels.max())
     if num_classes is None:
         num_classes = largest + 1
+        require(largest > 0, f"largest of {', '.join(splits)}", largest, "at least two classes")
         num_distinct = len(np.unique(np.concatenate(list(splits.values()))))
         if num_classes > max(100, MAX_CLASS_TO_LABEL_RATIO * num_distinct):
-            raise ConfigError(
-                f"{name}[{int(labels.argmax())}] = {largest}: expected labels from 0 on: there are "
-                f"{num_distinct} different labels (set num_classes for {num_classes} classes)"
-            )
+            expected = f"labels from 0 on: there are {num_distinct} different labels "
+            expected += f"(set num_classes for {num_classes} classes)"
+            raise make_value_error(f"{name}[{int(labels.argmax())}]", largest, expected)
     num_classes = validate("num_classes", num_classes, Annotated[int, Bounds(2, MAX_CLASSES)])
     for argument, labels in splits.items():
         require_below(argument, labels, num_classes)
@@ -407,7 +408,8 @@ def validate_domains(
     if sizes.min() == 0:
         name = domain_names[int(sizes.argmin())]
         raise ConfigError(
-            f"test_domains: no test example of domain {name!r}: expected at least one"
+            f"{display_name('test_domains')}: no test example of domain {name!r}: expected at least "
+            "one"
         )
     return train_domains, test_domains, domain_names
 

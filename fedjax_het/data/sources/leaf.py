@@ -55,7 +55,9 @@ def read_leaf(
 
     identity = {split: list_files(files) for split, files in splits.items()}, shape
     arrays, facts = load_splits(
-        "leaf", splits, read, identity, cache_dir, test_fraction=test_fraction
+        *("leaf", splits, read, identity, cache_dir),
+        test_fraction=test_fraction,
+        has_test_option=False,
     )
     return arrays, {**facts, "source": "leaf", "order": USER_ORDER}
 

@@ -1,5 +1,6 @@
 """Archives of arrays that `numpy.savez` writes."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -9,7 +10,7 @@ import numpy as np
 from fedjax_het.data.sources.source import FILE_ORDER, Content, Source, to_indices
 from fedjax_het.data.validation import move_channels_last
 from fedjax_het.utils.config import PositiveInt
-from fedjax_het.utils.errors import ConfigError, summarize_error
+from fedjax_het.utils.errors import ConfigError, suggest_name, summarize_error
 
 # Names of arrays in the archive, by their names in `dataset_from_arrays`.
 _NAMES = {
@@ -23,6 +24,8 @@ _NAMES = {
     "test_domains": ("domain_test", "test_domains"),
 }
 _NUM_REQUIRED = 4
+_OTHER_NAMES = ("class_names", "domain_names", "task", "num_tokens")
+_log = logging.getLogger("fedjax_het")
 
 
 def read_npz_dataset(
@@ -82,7 +85,8 @@ def read_npz_dataset(
     for name in ("train_labels", "test_labels"):
         if arrays[name].shape[1:] == (1,):
             arrays[name] = arrays[name][:, 0]
-    argument_names = {name: key for name, key in keys.items() if key is not None}
+    _warn_about_unknown_arrays(location, stored)
+    argument_names = {name: key or _NAMES[name][0] for name, key in keys.items()}
     meta: dict[str, Any] = {"source": "npz", "order": FILE_ORDER, "argument_names": argument_names}
     for name, option, convert in (("task", task, str), ("num_tokens", num_tokens, int)):
         if (value := _get_scalar(location, stored, name, convert, option)) is not None:
@@ -96,6 +100,14 @@ def read_npz_dataset(
             both, meta[names] = to_indices(both, meta[names])
             arrays |= dict(zip((f"train_{kind}", f"test_{kind}"), both, strict=True))
     return arrays, meta
+
+
+def _warn_about_unknown_arrays(location: str, stored: dict[str, np.ndarray]) -> None:
+    """Log a warning about arrays whose names are similar to a name that has a meaning."""
+    known = {*(alias for aliases in _NAMES.values() for alias in aliases), *_OTHER_NAMES}
+    for name in sorted(stored.keys() - known):
+        if (suggestion := suggest_name(name, known - stored.keys())) is not None:
+            _log.warning("%s: array %r is not read: did you mean %r?", location, name, suggestion)
 
 
 def _get_scalar(

@@ -35,6 +35,7 @@ def load_splits(
     train: str = "train",
     test: str | None = None,
     test_fraction: float | None = None,
+    has_test_option: bool = True,
 ) -> Content:
     """Read the splits for training and test through the cache.
 
@@ -47,6 +48,7 @@ def load_splits(
       train: name of the training split, see `choose_splits`.
       test: name of the test split.
       test_fraction: fraction of the training split that is drawn as the test split, or None.
+      has_test_option: whether the user can name the test split.
 
     Returns:
       `(arrays, meta)`.
@@ -54,7 +56,9 @@ def load_splits(
     Raises:
       ConfigError: if a split is missing, or if `read` raises it.
     """
-    train, test = choose_splits(splits, train, test, divides=test_fraction is not None)
+    divides = test_fraction is not None
+    arguments = (splits, train, test)
+    train, test = choose_splits(*arguments, divides=divides, has_test_option=has_test_option)
 
     def build() -> Content:
         arrays, meta = read({name: splits[name] for name in (train, test) if name is not None})
@@ -91,7 +95,12 @@ def join_splits(
 
 
 def choose_splits(
-    names: Collection[str], train: str = "train", test: str | None = None, *, divides: bool = False
+    names: Collection[str],
+    train: str = "train",
+    test: str | None = None,
+    *,
+    divides: bool = False,
+    has_test_option: bool = True,
 ) -> tuple[str, str | None]:
     """Choose the splits for training and test.
 
@@ -100,6 +109,7 @@ def choose_splits(
       train: name of the training split. If there is only one split, it is this one.
       test: name of the test split. Default: "test", or else a validation split.
       divides: whether the training split is divided, so that no test split is needed.
+      has_test_option: whether the user can name the test split, for messages.
 
     Returns:
       Names of the training split and of the test split; the latter is None if `divides`.
@@ -116,9 +126,10 @@ def choose_splits(
     candidates = _TEST_NAMES if test is None else (test,)
     chosen = next((name for name in candidates if name in names), None)
     if chosen is None or chosen == train:
+        expected = "test=SPLIT, or test_fraction=0.2" if has_test_option else "test_fraction=0.2"
         raise ConfigError(
-            f"no split {candidates[0]!r} for tests (splits: {text}): expected test=SPLIT, or "
-            "test_fraction=0.2 to divide the training split"
+            f"no split {candidates[0]!r} for tests (splits: {text}): expected {expected} to divide "
+            "the training split"
         )
     return train, chosen
 
@@ -152,9 +163,15 @@ def divide_examples(
     for members in shuffle_by_class(rng, groups, len(names)):
         is_test[members[: round(test_fraction * len(members))]] = True
     if is_test.all() or not is_test.any():
-        split = "training" if is_test.all() else "test"
+        split, change = ("training", "smaller") if is_test.all() else ("test", "larger")
+        groups_text = f"{len(names)} {'clients' if 'users' in arrays else 'groups'}"
+        expected = f"a {change} one"
+        if has_classes and "users" not in arrays:
+            groups_text = f"{len(names)} labels"
+            expected += ', or task="regression" if labels are numbers'
         raise ConfigError(
-            f"test_fraction = {test_fraction:g} leaves no {split} example: expected another one"
+            f"test_fraction = {test_fraction:g} leaves no {split} example of {len(labels)} examples "
+            f"with {groups_text}: expected {expected}"
         )
     divided: dict[str, Any] = {}
     for split, rows in (("train", ~is_test), ("test", is_test)):

@@ -59,7 +59,9 @@ def read_tff(
 
     identity = list_files(splits.values()), image, label
     arrays, facts = load_splits(
-        "tff", splits, read, identity, cache_dir, test_fraction=test_fraction
+        *("tff", splits, read, identity, cache_dir),
+        test_fraction=test_fraction,
+        has_test_option=False,
     )
     return arrays, {**facts, "source": "tff", "order": USER_ORDER}
 

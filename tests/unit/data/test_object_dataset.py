@@ -153,7 +153,8 @@ IMAGE = np.zeros((2, 2), np.uint8)
     [
         ({"train": 3, "test": [(IMAGE, 0)]}, "train = 3: expected a data set with __len__"),
         ({"train": [(IMAGE, 0)]}, "test = None: expected .* or test_fraction=0.2"),
-        ({"train": [], "test": []}, r"train = \[\]"),
+        ({"train": [], "test": []}, r"len\(train\) = 0: expected at least one example"),
+        ({"train": [(IMAGE, 0)], "test": []}, r"len\(test\) = 0: expected at least one example"),
         ({"train": [IMAGE], "test": [IMAGE]}, r"train\[0\] is a ndarray: expected \(input, label"),
         ({"train": [{"a": 1}], "test": [{"a": 1}]}, r"no column of labels \(columns: a\)"),
         (
@@ -162,7 +163,11 @@ IMAGE = np.zeros((2, 2), np.uint8)
         ),
         ({"train": [(IMAGE, 0), (IMAGE,)], "test": [(IMAGE, 0)]}, "train: an item lacks a column"),
         ({"train": [(IMAGE, 0)] * 2, "test": [(IMAGE, 0)], "test_fraction": 0.5}, "test_fraction"),
-        ({"train": [(IMAGE, 0)], "test_fraction": 0.1}, "leaves no test example"),
+        (
+            {"train": [(IMAGE, 0), (IMAGE, 1)], "test_fraction": 0.1},
+            "leaves no test example of 2 examples with 2 labels: expected a larger one, or task=",
+        ),
+        ({"train": [(IMAGE, 0)] * 2, "test": [(IMAGE, 0)]}, "expected at least two classes"),
         ({"train": {"a": 1, "b": 2}}, "no split 'train' .splits: a, b"),
         (
             {"train": [(IMAGE, 0), (IMAGE[:1], 1)], "test": [(IMAGE, 0)]},

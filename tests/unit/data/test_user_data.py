@@ -373,6 +373,15 @@ BAD_ARRAYS = {
     "type": ({"test_inputs": np.zeros((4, 5, 4, 3), np.float32)}, "format of test_inputs"),
     "length": ({"train_labels": np.zeros(7, int)}, r"len\(train_labels\) = 7"),
     "label rank": ({"test_labels": np.zeros((4, 3), int)}, "test_labels = .*integers"),
+    "fractions as labels": (
+        {"train_labels": np.full(8, 0.37)},
+        r"float64 .*: expected integers \[N\], a label for each example, or .*task=.regression.$",
+    ),
+    "one class": (
+        {"train_labels": np.zeros(8, int), "test_labels": np.zeros(4, int), "num_classes": None},
+        "largest of train_labels, test_labels = 0: expected at least two classes",
+    ),
+    "equal class names": ({"class_names": [*"abcdefghi", "a"]}, "expected different names"),
     "label type": ({"train_labels": np.zeros(8)}, r"float64 .*such as train_labels.astype\(int\)"),
     "label below": ({"train_labels": np.arange(8) - 1}, r"train_labels\[0\] = -1"),
     "label above": ({"test_labels": np.arange(4) + 7}, r"test_labels\[3\] = 10.*\[0, 10\)"),

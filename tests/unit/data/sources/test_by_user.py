@@ -91,7 +91,7 @@ def test_all_formats_equal_arrays(tmp_path):
 def test_division_by_user(tmp_path):
     write_leaf(tmp_path, ["train"])
     with pytest.raises(
-        ConfigError, match=r"^dataset = 'leaf:.*no split 'test'.*test_fraction=0\.2"
+        ConfigError, match=r"^dataset = 'leaf:.*no split 'test'.*: expected test_fraction=0\.2 to"
     ):
         load_dataset(f"leaf:{tmp_path}")
     dataset = load_dataset(f"leaf:{tmp_path}?test_fraction=0.4")

@@ -82,6 +82,14 @@ def test_clients_and_domains(tmp_path):
     np.testing.assert_array_equal(dataset.test_users, clients["client_test"])
 
 
+def test_names_near_a_known_name_are_logged(tmp_path, caplog):
+    arrays = random_splits((6, 6, 1), 4)
+    users, extra = np.zeros(4, int), np.zeros(2)
+    load_dataset(save(tmp_path / "a.npz", arrays, clients_train=users, thumbnails=extra))
+    (record,) = [r.getMessage() for r in caplog.records if "is not read" in r.getMessage()]
+    assert "'clients_train'" in record and "did you mean 'client_train'?" in record
+
+
 def test_run_equals_run_of_arrays(tmp_path):
     """Settings that name a file train as an object does, bit by bit, and record the source."""
     arrays = random_splits((6, 6, 1), 4)
@@ -183,6 +191,10 @@ def test_damaged_facts(tmp_path, stored, message):
         ("y_train", np.array([0, -1, 1, 0]), r"y_train\[1\] = -1: expected a label in"),
         ("y_train", np.array([0, np.nan, 1, 0]), r"y_train\[1\] = 'nan': .* no missing value"),
         ("client_train", np.zeros(3, int), r"len\(client_train\) = 3: expected 4"),
+        ("client_test", np.zeros(4, int), "client_train = None: expected users"),
+        ("domain_train", np.zeros(4, int), "domain_test = None: expected an array"),
+        ("x_test", np.full((4, 3), np.nan, np.float32), r"x_test\[\(0, 0\)\] = nan"),
+        ("class_names", np.array(["a"]), r"class_names = \('a',\): expected 2 names"),
     ],
 )
 def test_messages_name_the_arrays_of_the_file(tmp_path, name, values, message):
