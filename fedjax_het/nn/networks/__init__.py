@@ -1,5 +1,6 @@
 """The networks that settings can name."""
 
+from functools import partial
 from typing import Any
 
 from fedjax_het.nn.model import Model
@@ -28,7 +29,7 @@ from fedjax_het.nn.networks import (
     vgg11,
 )
 from fedjax_het.utils.config import validate_arguments
-from fedjax_het.utils.errors import require
+from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.input_kinds import (
     FLOAT_KINDS,
     IMAGE_KINDS,
@@ -101,7 +102,9 @@ def make_model(
     network = NETWORKS.require(name)
     if name in NETWORKS.built_in:
         arguments = (network, input_shape, num_classes, options, num_tokens)
-        model = build_model(*arguments, per_token=per_token, list_alternatives=_list_networks)
+        shapes = (input_shape, num_classes, num_tokens, per_token)
+        list_alternatives = partial(_list_networks, *shapes)
+        model = build_model(*arguments, per_token=per_token, list_alternatives=list_alternatives)
         expected = f"a network of task next_token: {_list_per_token_networks()}"
         require(model.is_per_token or not per_token, "model", name, expected)
         return model
@@ -109,10 +112,23 @@ def make_model(
     return to_model(network.make, *inputs, name, num_tokens, per_token=per_token, **options)
 
 
-def _list_networks(kind: InputKind) -> str:
-    """Return the end of a message: the networks that accept a kind of inputs."""
-    names = [name for name in NETWORKS.built_in if kind in NETWORKS[name].input_kinds]
-    return f"; model={' or '.join(names)} accepts these inputs"
+def _list_networks(
+    input_shape: Any, num_classes: int, num_tokens: Any, per_token: bool, kind: InputKind
+) -> str:
+    """Return the end of a message: the networks of the package that accept the inputs."""
+
+    def accepts(network: NetworkSpec) -> bool:
+        if kind not in network.input_kinds:
+            return False
+        arguments: tuple[Any, ...] = (network, input_shape, num_classes, {}, num_tokens)
+        try:
+            model = build_model(*arguments, per_token=per_token)
+        except ConfigError:
+            return False
+        return model.is_per_token or not per_token
+
+    names = [name for name in NETWORKS if name in NETWORKS.built_in and accepts(NETWORKS[name])]
+    return f"; model={' or '.join(names)} accepts these inputs" if names else ""
 
 
 def _list_per_token_networks() -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.x64 import enable_x64
 
-from fedjax_het.nn import count_training_flops, make_model, to_model
+from fedjax_het.nn import NETWORKS, count_training_flops, make_model, to_model
 from fedjax_het.nn.networks.recurrent import run_gru_cell, run_lstm_cell, run_positions
 from fedjax_het.utils.errors import ConfigError
 
@@ -203,3 +203,22 @@ def test_training_flops_count_all_positions(cell, gates, per_token):
     others = length * 3 * hidden * gates * hidden  # two products with states, one with outputs
     others += (length if per_token else 1) * hidden * classes
     assert count_training_flops(model) == 2 * (2 * first + 3 * others)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "arguments", "left_out"),
+    [
+        ("resnet8", (12, 3), {}, "cnn1d"),
+        ("cnn1d", (40,), {"num_tokens": 60, "per_token": True}, "fasttext"),
+        ("lstm", (20, 3, 1), {}, "convnet"),
+    ],
+)
+def test_messages_suggest_networks_that_fit(name, shape, arguments, left_out):
+    with pytest.raises(ConfigError, match=r"model=(.*) accepts these inputs$") as error:
+        make_model(name, shape, 10, **arguments)
+    suggested = str(error.value).partition("model=")[2].removesuffix(" accepts these inputs")
+    names = suggested.split(" or ")
+    assert left_out not in names and names == [n for n in NETWORKS if n in names]
+    for suggestion in names:
+        model = make_model(suggestion, shape, 10, **arguments)
+        assert model.is_per_token == arguments.get("per_token", False)
