@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -86,6 +87,14 @@ def small_board():
     declaration = replace(tables.QUANTITY, budget=Budget(2, 1, 2), presets={"quick": preset})
     yield board.make_leaderboard_program(declaration)
     METHODS.pop("mine", None)
+
+
+def test_accuracy_of_zero_is_a_score():
+    summary = {"final_accuracy": 0.5, "bmta_worst_decile": 0.0}
+    scores = board.score_run(SimpleNamespace(summary=summary), is_personal=False)
+    assert scores == {"accuracy": 50.0, "worst": 0.0}
+    scores = board.score_run(SimpleNamespace(summary=summary), is_personal=True)
+    assert math.isnan(scores["accuracy"])
 
 
 @pytest.mark.slow
