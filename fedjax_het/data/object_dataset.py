@@ -110,10 +110,11 @@ def dataset_from_object(
         del splits["test"]
     for argument, split in splits.items():
         is_valid = hasattr(split, "__getitem__") and not isinstance(split, str | bytes | Mapping)
-        is_valid = is_valid and hasattr(split, "__len__")
+        num_rows = _count_rows(split)
+        is_valid = is_valid and num_rows is not None
         expected = _EXPECTED + ("" if argument == "train" else ", or test_fraction=0.2")
         require(is_valid, argument, split, expected)
-        require(_count_rows(split) > 0, f"len({argument})", 0, "at least one example")
+        require(num_rows != 0, f"len({argument})", num_rows, "at least one example")
     columns = Columns(image, inputs, text, label, client, domain)
     sides = to_height_and_width(size)
     options = InputOptions(sides, channels, unit, length, num_tokens, task)
@@ -142,12 +143,12 @@ def dataset_from_object(
     )
 
 
-def _count_rows(rows: Any) -> int:
-    """Return the number of rows; 0 for an object without a length."""
+def _count_rows(rows: Any) -> int | None:
+    """Return the number of rows; None for an object without a length."""
     try:
         return len(rows)
     except TypeError:
-        return 0
+        return None
 
 
 def _is_frame(rows: Any) -> bool:

@@ -91,8 +91,8 @@ def display_names_within(
 def display_name(argument: str) -> str:
     """Return the name that the user gave to an argument, e.g. "--hp prox_mu" for "hp prox_mu".
 
-    The text around the first name stays, as in "groups[0]" and "len(groups)". Commas separate
-    several arguments.
+    The text around the first name stays, as in "groups[0]", "len(groups)" and "shape of groups".
+    Commas separate several arguments.
     """
     names = _DISPLAY_NAMES.get()
     if argument in names:  # a name of a user, which may hold spaces and commas
@@ -101,6 +101,8 @@ def display_name(argument: str) -> str:
         return ", ".join(map(display_name, argument.split(", ")))
     if length := re.fullmatch(r"len\((\w+)\)", argument):
         return f"len({display_name(length[1])})"
+    if part := re.fullmatch(r"(dtype|format|largest|range|shape) of (.+)", argument):
+        return f"{part[1]} of {display_name(part[2])}"
     name = re.split(r"[ \[]", argument, maxsplit=1)[0]
     return names.get(name, name) + argument[len(name) :]
 

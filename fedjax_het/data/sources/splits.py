@@ -164,14 +164,15 @@ def divide_examples(
         is_test[members[: round(test_fraction * len(members))]] = True
     if is_test.all() or not is_test.any():
         split, change = ("training", "smaller") if is_test.all() else ("test", "larger")
-        groups_text = f"{len(names)} {'clients' if 'users' in arrays else 'groups'}"
-        expected = f"a {change} one"
-        if has_classes and "users" not in arrays:
-            groups_text = f"{len(names)} labels"
+        found, expected = f"{len(labels)} examples", f"a {change} one"
+        if "users" in arrays:
+            found += f" with {len(names)} clients"
+        elif has_classes:
+            found += f" with {len(names)} labels"
             expected += ', or task="regression" if labels are numbers'
         raise ConfigError(
-            f"test_fraction = {test_fraction:g} leaves no {split} example of {len(labels)} examples "
-            f"with {groups_text}: expected {expected}"
+            f"test_fraction = {test_fraction:g} leaves no {split} example of {found}: "
+            f"expected {expected}"
         )
     divided: dict[str, Any] = {}
     for split, rows in (("train", ~is_test), ("test", is_test)):

@@ -148,11 +148,22 @@ def test_gray_split_beside_color():
 IMAGE = np.zeros((2, 2), np.uint8)
 
 
+class Endless:
+    """A data set whose length is not known, such as a stream."""
+
+    def __getitem__(self, position):
+        return IMAGE, 0
+
+    def __len__(self):
+        raise TypeError("no length")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"train": 3, "test": [(IMAGE, 0)]}, "train = 3: expected a data set with __len__"),
         ({"train": [(IMAGE, 0)]}, "test = None: expected .* or test_fraction=0.2"),
+        ({"train": Endless(), "test": [(IMAGE, 0)]}, "train = .*expected a data set with __len__"),
         ({"train": [], "test": []}, r"len\(train\) = 0: expected at least one example"),
         ({"train": [(IMAGE, 0)], "test": []}, r"len\(test\) = 0: expected at least one example"),
         ({"train": [IMAGE], "test": [IMAGE]}, r"train\[0\] is a ndarray: expected \(input, label"),

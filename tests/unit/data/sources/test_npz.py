@@ -194,6 +194,7 @@ def test_damaged_facts(tmp_path, stored, message):
         ("client_test", np.zeros(4, int), "client_train = None: expected users"),
         ("domain_train", np.zeros(4, int), "domain_test = None: expected an array"),
         ("x_test", np.full((4, 3), np.nan, np.float32), r"x_test\[\(0, 0\)\] = nan"),
+        ("x_train", np.full((4, 3), "a"), "dtype of x_train = '<U1'"),
         ("class_names", np.array(["a"]), r"class_names = \('a',\): expected 2 names"),
     ],
 )
