@@ -19,7 +19,7 @@ from fedjax_het.core.client_loop import Cohort
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.resumable_loops import SOFT_LABELS
 from fedjax_het.core.task import Task
-from fedjax_het.nn import choose_micro_batch_size
+from fedjax_het.nn.micro_batch import choose_micro_batch_size, make_zero_sums
 from fedjax_het.utils.arrays import take_row
 from fedjax_het.utils.former_names import FORMER_INPUT_NAMES, accept_former_arguments
 
@@ -167,13 +167,10 @@ def mean_embedding(
             micro_batch = (take_row(array, i) for array in micro_batches)
             return jax.tree.map(jnp.add, sums, weighted_sums(tuple(micro_batch)))
 
-        first_micro_batch = tuple(array[0] for array in micro_batches)
-        shapes = jax.eval_shape(weighted_sums, first_micro_batch)
-        # `zeros_like` of the abstract values also copies the mesh axes that they vary on.
-        zeros = jax.tree.map(jnp.zeros_like, shapes)
         num_inputs = jnp.where(mask > 0, jnp.arange(1, len(mask) + 1), 0).max()
         num_micro_batches = (num_inputs + micro_batch_size - 1) // micro_batch_size
-        sums = jax.lax.fori_loop(0, num_micro_batches, add_micro_batch, zeros)
+        zero_sums = make_zero_sums(weighted_sums, micro_batches)
+        sums = jax.lax.fori_loop(0, num_micro_batches, add_micro_batch, zero_sums)
     return tuple(total / jnp.maximum(mask.sum(), 1) for total in sums)
 
 

@@ -88,11 +88,24 @@ def accumulate_micro_batches(
         sums, entries = function(samples)
         return jax.tree.map(jnp.add, total, sums), entries
 
-    # `zeros_like` of the abstract values also copies the mesh axes that they vary on.
-    first_micro_batch = jax.tree.map(lambda leaf: leaf[0], micro_batches)
-    zero_sums = jax.tree.map(jnp.zeros_like, jax.eval_shape(function, first_micro_batch)[0])
+    zero_sums = make_zero_sums(lambda samples: function(samples)[0], micro_batches)
     sums, entries = jax.lax.scan(add_micro_batch, zero_sums, micro_batches)
     return sums, jax.tree.map(lambda leaf: leaf.reshape(num_samples, *leaf.shape[2:]), entries)
+
+
+def make_zero_sums(function: Callable[[Tree], Tree], micro_batches: Tree) -> Tree:
+    """Return zeros like the result of a function of a micro-batch.
+
+    Args:
+      function: `samples -> tree of sums over samples`.
+      micro_batches: tree of micro-batches, with a leading axis of micro-batches.
+
+    Returns:
+      A tree of zeros.
+    """
+    first_micro_batch = jax.tree.map(lambda leaf: leaf[0], micro_batches)
+    # `zeros_like` of the abstract values also copies the mesh axes that they vary on.
+    return jax.tree.map(jnp.zeros_like, jax.eval_shape(function, first_micro_batch))
 
 
 def choose_micro_batch_size(batch_size: int, micro_batch: int | None) -> int:

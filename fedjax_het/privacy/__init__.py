@@ -1,5 +1,7 @@
 """Differential privacy of the clients' uploads as a setting: `PrivacyMechanism` and `PRIVACY`."""
 
+from typing import Any
+
 from fedjax_het.privacy.accounting import (
     compute_client_level_epsilons,
     compute_example_level_epsilons,
@@ -16,6 +18,25 @@ PRIVACY_SETTING: KindSetting[PrivacyMechanism] = KindSetting(
 PRIVACY = PRIVACY_SETTING.registry
 """Mechanisms of differential privacy by name."""
 
+
+def get_privacy_mechanism(run: Any) -> PrivacyMechanism | None:
+    """Return the mechanism of differential privacy of a run; None without privacy.
+
+    Args:
+      run: arguments of the run.
+
+    Returns:
+      The mechanism that `run.privacy` names.
+
+    Example:
+      >>> from fedjax_het import RunSpec
+      >>> from fedjax_het.privacy import get_privacy_mechanism
+      >>> get_privacy_mechanism(RunSpec(privacy="client_level:noise_multiplier=2")).noise_multiplier
+      2.0
+    """
+    return next(iter(PRIVACY_SETTING.parse(run.privacy)), None)
+
+
 __all__ = [
     "PRIVACY",
     "PRIVACY_SETTING",
@@ -24,5 +45,6 @@ __all__ = [
     "PrivacyMechanism",
     "compute_client_level_epsilons",
     "compute_example_level_epsilons",
+    "get_privacy_mechanism",
     "require_dp_accounting",
 ]

@@ -5,11 +5,10 @@ import numpy as np
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.core.schedule import Scheduler
 from fedjax_het.privacy import (
-    PRIVACY_SETTING,
     ClientLevel,
-    PrivacyMechanism,
     compute_client_level_epsilons,
     compute_example_level_epsilons,
+    get_privacy_mechanism,
 )
 from fedjax_het.runtime.history import Curves
 from fedjax_het.systems import compute_expected_cohort_size, has_poisson_sampling
@@ -26,7 +25,7 @@ def build_privacy_curves(spec: RunSpec, scheduler: Scheduler, num_rounds: int) -
     Returns:
       `epsilon`, float64 `[R]`; empty for other runs.
     """
-    mechanism = _get_mechanism(spec)
+    mechanism = get_privacy_mechanism(spec)
     if mechanism is None:
         return {}
     epsilons = np.full(scheduler.settings.num_rounds, np.nan)
@@ -58,16 +57,11 @@ def summarize_privacy(spec: RunSpec, curves: Curves, num_rounds: int) -> dict[st
       `epsilon`, None if it is infinite, and `delta`; empty for runs without privacy and before the
       first round.
     """
-    mechanism = _get_mechanism(spec)
+    mechanism = get_privacy_mechanism(spec)
     if mechanism is None or not num_rounds:
         return {}
     epsilon = float(curves["epsilon"][num_rounds - 1])
     return {"epsilon": epsilon if np.isfinite(epsilon) else None, "delta": mechanism.delta}
-
-
-def _get_mechanism(spec: RunSpec) -> PrivacyMechanism | None:
-    """Return the mechanism of a run; None without privacy."""
-    return next(iter(PRIVACY_SETTING.parse(spec.privacy)), None)
 
 
 def _count_passes(scheduler: Scheduler, num_rounds: int) -> np.ndarray:

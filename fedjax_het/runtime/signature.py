@@ -34,7 +34,7 @@ from fedjax_het.nn.conv_products import AUTO
 from fedjax_het.nn.flops import count_training_flops
 from fedjax_het.nn.model import USER_NETWORK
 from fedjax_het.nn.precision import configure_compute
-from fedjax_het.privacy import PRIVACY_SETTING
+from fedjax_het.privacy import get_privacy_mechanism
 from fedjax_het.skews import FeatureSkew, LabelSkew
 from fedjax_het.systems import SYSTEM_SETTING, AdaptiveSelection, compute_expected_cohort_size
 from fedjax_het.utils.arrays import make_key
@@ -227,7 +227,7 @@ def build_signature(
             if isinstance(attack, UpdateAttack)
         ),
         aggregations=AGGREGATION_SETTING.parse(spec.aggregation),
-        privacy=next(iter(PRIVACY_SETTING.parse(spec.privacy)), None),
+        privacy=get_privacy_mechanism(spec),
         expected_cohort_size=compute_expected_cohort_size(spec),
     )
     return Signature(

@@ -104,7 +104,8 @@ def validate_labels(
         first = int(np.isnan(labels).argmax())
         raise make_value_error(f"{argument}[{first}]", "nan", f"a {kind}: no missing value")
     elif labels.dtype.kind == "f" and (labels != np.floor(labels)).any():
-        expected += ', or the argument task="regression"' * (kind == "label")
+        if kind == "label":
+            expected += ', or the argument task="regression"'
     elif labels.dtype.kind in "fb":
         expected += f", such as {argument}.astype(int)"
     elif labels.dtype.kind in "SU":

@@ -219,17 +219,14 @@ def collect_scores(table_run: TableRun) -> pd.DataFrame:
       `seed`, `accuracy` in percent, and the measures of the split that the run has.
     """
     records = []
-    for cell in table_run.cells:
+    for cell, result in table_run.iterate_results():
         method, settings = parse_row(cell.method)
         condition = settings.get("skew") or settings.get("system") or ""
         score = "final_client_accuracy" if method == "ditto" else "final_accuracy"
-        for run in cell.runs:
-            if (result := table_run.load_run_result(run)) is not None:
-                record = {"method": method, "condition": condition, "seed": run.seed}
-                record |= {"accuracy": 100 * result.summary[score]}
-                split = result.summary["split"]
-                record |= {name: split.get(name, math.nan) for name in MEASURES}
-                records.append(record)
+        record = {"method": method, "condition": condition, "seed": result.spec.seed}
+        record |= {"accuracy": 100 * result.summary[score]}
+        split = result.summary["split"]
+        records.append(record | {name: split.get(name, math.nan) for name in MEASURES})
     return pd.DataFrame(records)
 
 

@@ -129,18 +129,17 @@ SYSTEMS = TableDeclaration(
 )
 
 
-def score_run(result: Result, target: float) -> dict[str, float]:
-    """Return the accuracy of a run, and the simulated time that it needs to reach a target.
+def score_run(result: Result) -> dict[str, float]:
+    """Return the accuracy of a run, and the simulated time that it needs to reach its target.
 
     Args:
       result: a finished run.
-      target: test accuracy, a fraction.
 
     Returns:
       `accuracy`, the mean of the last five evaluations in percent; and `seconds`, the simulated
-      seconds to the target, NaN if it is not reached or without simulated time.
+      seconds to the data set's target, NaN if it is not reached or without simulated time.
     """
-    cost = result.costs_to(target)
+    cost = result.costs_to(TARGETS[result.summary["dataset"]])
     seconds = None if cost is None else cost.simulated_seconds
     return {
         "accuracy": 100 * result.summary["final_accuracy"],
@@ -152,7 +151,7 @@ def compare_rows(scores: pd.DataFrame, comparisons: Sequence[Comparison]) -> pd.
     """Test the rows against their references, paired over seeds.
 
     Args:
-      scores: `TableRun.collect_scores` with `score_run`.
+      scores: `TableRun.collect_scores(score_run)`.
       comparisons: the rows.
 
     Returns:
@@ -167,8 +166,8 @@ def compare_rows(scores: pd.DataFrame, comparisons: Sequence[Comparison]) -> pd.
         if row not in by_row:
             continue
         own = by_row[row]
-        record: dict[str, Any] = {"section": section, "name": name}
-        record["seeds"] = own["accuracy"].count()
+        seeds = int(own["accuracy"].count())
+        record: dict[str, Any] = {"section": section, "name": name, "seeds": seeds}
         for column in ("accuracy", "seconds"):
             record |= {column: own[column].mean(), f"{column}_std": own[column].std()}
         record["num_reached"] = int(own["seconds"].notna().sum())
@@ -236,12 +235,12 @@ def _format_speedup(record: dict[str, Any]) -> str:
 
 
 def _write_outputs(table_run: TableRun) -> Sequence[str]:
-    target = TARGETS[table_run.cells[0].dataset]
-    scores = table_run.collect_scores(lambda result: score_run(result, target))
+    scores = table_run.collect_scores(score_run)
     if "accuracy" not in scores:
         print("There is no run to show.")
         return []
     table = compare_rows(scores, list_comparisons(_ROUNDS[table_run.preset]))
+    target = TARGETS[table_run.cells[0].dataset]
     text = make_text(table, f"{table_run.title}.", target)
     return table_run.write_table("systems", text, table)
 
