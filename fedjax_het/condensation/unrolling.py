@@ -60,7 +60,8 @@ def unroll(
         w <- w - step_size * m
 
     Cost: `num_steps` gradients; the backward pass costs about three times as much. Memory:
-    `num_steps` * P numbers, and the activations of a (micro-)batch.
+    `num_steps` * P numbers, and the activations of a (micro-)batch. An accelerator also stores the
+    augmented samples of all steps, unless several devices share them.
 
     Args:
       task: network, augmentation and loss.
@@ -127,23 +128,30 @@ def unroll(
     def loss_sum(vector: Array, samples: tuple[Array, Array, Array]) -> Array:
         return task.sum_losses(unravel(vector), samples, batch_axis)
 
+    # On an accelerator the selection of samples needs 20 to 40 launches, whatever their number. The
+    # samples of all steps are therefore selected at once, before the loop.
+    selects_ahead = not has_equal_inputs and batch_axis is None and jax.default_backend() != "cpu"
+    step_inputs: Any = jnp.arange(num_steps)
+    if selects_ahead:
+        step_inputs = jax.vmap(select_samples, (None, (None, 0)))(synthetic, (key, step_inputs))
     gradient = mixed_mode(
         loss_sum,
-        select_samples,
+        (lambda samples, _: samples) if selects_ahead else select_samples,
         micro_batch=task.micro_batch,
         server_parallelism=task.parallelism,
     )
 
-    def step(carry: tuple[Array, Array | None], step_index: Array) -> tuple[tuple, None]:
+    def step(carry: tuple[Array, Array | None], step_input: Any) -> tuple[tuple, None]:
         vector, buffer = carry
         point = jax.lax.stop_gradient(vector) if differentiation == "first_order" else vector
-        direction = gradient(point, synthetic, (key, step_index))
+        source = (step_input, None) if selects_ahead else (synthetic, (key, step_input))
+        direction = gradient(point, *source)
         if buffer is not None:
             buffer = direction = momentum * buffer + direction
         return (vector - synthetic.step_size * direction, buffer), None
 
     initial = vector, jnp.zeros_like(vector) if momentum else None
-    return jax.lax.scan(step, initial, jnp.arange(num_steps))[0][0]
+    return jax.lax.scan(step, initial, step_inputs)[0][0]
 
 
 def _unroll_by_gram_matrix(

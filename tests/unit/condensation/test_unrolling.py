@@ -10,6 +10,7 @@ from support.markers import slow_case
 from support.x64 import enable_x64
 
 from fedjax_het.condensation import SyntheticData, SyntheticTask, matching_loss, unroll, unrolling
+from fedjax_het.condensation.augment import DSA_STRATEGY
 from fedjax_het.core.server_parallelism import ServerParallelism
 from fedjax_het.nn import make_model
 
@@ -121,6 +122,26 @@ def test_unroll_with_changing_inputs_has_no_gram_matrix(settings):
         loss, vector = make_loss(input_layer="hidden1", **settings)
         text = str(jax.make_jaxpr(loss)(synthetic(), vector))
     assert f"f64[{SAMPLES},{SAMPLES}]" not in text
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"batch_size": 4},
+        slow_case({"augment_strategy": DSA_STRATEGY, "momentum": 0.9}),
+        slow_case({"augment_strategy": "flip_color", "differentiation": "first_order"}),
+    ],
+    ids=["batches", "augmentation", "first order"],
+)
+def test_accelerator_selects_samples_of_all_steps_before_loop(settings, monkeypatch):
+    with enable_x64(True):
+        in_loop = value_and_gradient(**settings)
+        loss, vector = make_loss(**settings)
+        monkeypatch.setattr(unrolling.jax, "default_backend", lambda: "gpu")
+        assert_equal(value_and_gradient(**settings), in_loop)
+        text = str(jax.make_jaxpr(loss)(synthetic(), vector))
+    num_samples = settings.get("batch_size", SAMPLES)
+    assert f"f64[4,{num_samples},{','.join(map(str, SHAPE))}]" in text
 
 
 @pytest.mark.parametrize(
