@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_het.data.validation import (
     InputValidator,
     NumTokens,
-    resolve_num_classes,
+    resolve_classes,
     validate_domains,
     validate_input_names,
     validate_users,
@@ -314,15 +314,15 @@ def dataset_from_arrays(
         finite floats in [0, 1] and standardized floats are stored as float32; uint16 images with a
         pixel above 255 have 16 bits and become float32 in [0, 1], where 65535 is 1. Features
         `[N, F]` or series `[N, T, F]`: finite floats. Tokens `[N, T]`: integers in
-        [0, num_tokens). Several arrays of these kinds: a dictionary of them by name.
-      train_labels: training labels: classes, integers `[N]` in [0, num_classes); or the labels of
-        `task`.
+        [0, num_tokens). Gray images `[N, H, W]`: uint8 or uint16. Several arrays of these kinds: a
+        dictionary of them by name.
+      train_labels: training labels: classes, integers `[N]`; or the labels of `task`.
       test_inputs: test inputs `[N_test, ...]`, in the format of `train_inputs`.
       test_labels: test labels, in the form of `train_labels`.
       name: name of the data set, shown in results.
-      num_classes: number of classes. Default: the number of `class_names`, or else the largest
-        label plus one, provided that this is at most 100 or at most ten times the number of
-        different labels.
+      num_classes: number of classes; labels are then positions of classes, in [0, num_classes).
+        Default: the number of `class_names`. Without both, the different labels in ascending order
+        are the classes: labels 1, 5 and 9 become 0, 1 and 2, and the classes have their names.
       mean: mean of each channel or feature (default: of the training inputs).
       std: standard deviation of each channel or feature (default: of the training inputs).
       class_names: different names of the classes; a text gives one letter to each class.
@@ -333,7 +333,7 @@ def dataset_from_arrays(
       domain_names: name of each domain. Default: the numbers of the domains.
       server_inputs: inputs from which the server learns with `server_data="user"`, at least one, in
         the format of `train_inputs`.
-      server_labels: labels of `server_inputs`, integers in [0, num_classes).
+      server_labels: labels of `server_inputs`, in the form of `train_labels`.
       channels: axis of the channels in all images: "first" for `[N, C, H, W]`, the layout of
         PyTorch, or "last" for `[N, H, W, C]`. Default: "last"; images of 1 to 4 rows and more than
         4 channels are then an error, since they look like `[N, C, H, W]`.
@@ -377,13 +377,17 @@ def dataset_from_arrays(
     task_kind: type[TaskKind] = TASKS.require(task).make
     train_labels = convert_labels(task_kind, "train_labels", train_labels, "train_inputs", train)
     test_labels = convert_labels(task_kind, "test_labels", test_labels, "test_inputs", test)
+    server_inputs, server_labels = validate_server_examples(
+        server_inputs, server_labels, train, validator=validator, task_kind=task_kind
+    )
     class_names = tuple(class_names)  # each letter of a text is a class name
     if task_kind.has_classes:
         labels = {"train_labels": train_labels, "test_labels": test_labels}
-        if num_classes is None and len(class_names) > max(train_labels.max(), test_labels.max(), 1):
-            num_classes = len(class_names)
-        num_classes = resolve_num_classes(num_classes, labels)
-        warn_about_empty_classes(train_labels, num_classes)
+        if server_labels is not None:
+            labels["server_labels"] = server_labels
+        labels, num_classes, class_names = resolve_classes(labels, num_classes, class_names)
+        train_labels, test_labels = labels["train_labels"], labels["test_labels"]
+        server_labels = labels.get("server_labels")
     else:
         expected = f"no value: labels of task {task} are no classes"
         require(num_classes in (None, 1), "num_classes", num_classes, expected)
@@ -393,25 +397,22 @@ def dataset_from_arrays(
     require(len(class_names) in (0, num_classes), "class_names", class_names[:10], expected)
     expected = "different names"
     require(len({*class_names}) == len(class_names), "class_names", class_names[:10], expected)
+    if task_kind.has_classes:
+        warn_about_empty_classes(train_labels, num_classes, class_names)
 
     mean, std = _validate_constants(train, mean, std)
     domains = {"train_domains": train_domains, "test_domains": test_domains}
     domain_fields = validate_domains(domains, domain_names, (train, test))
-    server_examples = validate_server_examples(
-        *(server_inputs, server_labels, train, num_classes),
-        validator=validator,
-        task_kind=task_kind,
-    )
     user_fields = validate_users(
         {"train_users": train_users, "test_users": test_users}, (train, test)
     )
     arrays = (train, train_labels, test, test_labels)
-    for value in (*arrays, *domain_fields[:2], *server_examples, *user_fields):
+    for value in (*arrays, *domain_fields[:2], server_inputs, server_labels, *user_fields):
         for array in value.values() if isinstance(value, Mapping) else (value,):
             if array is not None:
                 array.setflags(write=False)
     constants = (num_classes, mean, std, class_names, note)
-    groups = (*domain_fields, *server_examples, is_16_bit, *user_fields)
+    groups = (*domain_fields, server_inputs, server_labels, is_16_bit, *user_fields)
     names = validate_input_names(train, tokens, feature_names, token_names)
     facts = (source, order, tokens, task, *names)
     fields: list[Any] = [name, *arrays, *constants, *groups, *facts]
@@ -461,10 +462,10 @@ def validate_dataset(dataset: Any) -> Dataset:
 def validate_server_examples(
     server_inputs: Any,
     server_labels: Any,
-    train_inputs: np.ndarray,
-    num_classes: int,
+    train_inputs: Any,
     *,
     validator: "InputValidator",
+    num_classes: int | None = None,
     task_kind: type[TaskKind] = Classification,
 ) -> tuple[Any, Any]:
     """Check the inputs and labels from which the server learns.
@@ -473,8 +474,8 @@ def validate_server_examples(
       server_inputs: inputs `[M, ...]` in the format of `train_inputs`, or None.
       server_labels: labels, in the form of the training labels, or None.
       train_inputs: training inputs `[N, ...]`, already checked.
-      num_classes: number of classes.
       validator: checks inputs of the kind of the training inputs.
+      num_classes: number of classes. Default: the caller checks the range of the labels.
       task_kind: kind of the task.
 
     Returns:
@@ -490,7 +491,7 @@ def validate_server_examples(
     server_inputs = validator.validate("server_inputs", server_inputs, train_inputs)
     arguments = ("server_labels", server_labels, "server_inputs", server_inputs)
     server_labels = convert_labels(task_kind, *arguments)
-    if task_kind.has_classes:
+    if task_kind.has_classes and num_classes is not None:
         require_below("server_labels", server_labels, num_classes)
     return server_inputs, server_labels
 

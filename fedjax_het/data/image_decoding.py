@@ -22,6 +22,9 @@ MAX_SIDE = 4096
 Side = Annotated[int, Bounds(1, MAX_SIDE)]
 """Height or width of resized images, in pixels."""
 
+IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
+"""Suffixes of image files, in lower case."""
+
 _log = logging.getLogger("fedjax_het")
 
 

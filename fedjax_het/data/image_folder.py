@@ -11,12 +11,16 @@ import numpy as np
 
 from fedjax_het.data.array_cache import load_or_build_arrays
 from fedjax_het.data.dataset import Dataset, dataset_from_arrays
-from fedjax_het.data.image_decoding import Side, decode_images, to_height_and_width
+from fedjax_het.data.image_decoding import (
+    IMAGE_SUFFIXES,
+    Side,
+    decode_images,
+    to_height_and_width,
+)
 from fedjax_het.utils import env
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import ConfigError, display_name, require
 
-_IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
 _SYSTEM_FILES = {"thumbs.db", "desktop.ini"}  # of Windows; hidden files are ignored, too
 
 _CINIC10_FOLDERS = ("", "CINIC-10", "cinic-10", "cinic10")
@@ -243,7 +247,7 @@ def _list_files(
             others += [entry for _, entry in entries if not entry.is_dir()]
             entries = [(user.name, entry) for user in users for entry in _scan_folder(user.path)]
         for user, entry in entries:
-            if os.path.splitext(entry.name)[1].lower() in _IMAGE_SUFFIXES and entry.is_file():
+            if os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES and entry.is_file():
                 stat = entry.stat()
                 files.append(_ImageFile(entry.path, label, stat.st_size, stat.st_mtime_ns, user))
             else:
@@ -251,7 +255,7 @@ def _list_files(
         if len(files) == num_files:
             empty_classes.append(class_name)
     if not files:
-        suffixes = ", ".join(sorted(_IMAGE_SUFFIXES))
+        suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
         advice = ", or has_user_folders=true for folders of users" * (not has_user_folders)
         expected = f"images in the folders of classes{advice}"
         raise ConfigError(f"path: {folder} holds no images ({suffixes}): expected {expected}")
@@ -281,7 +285,7 @@ def _warn_about_left_out(root: Path, left_out: list[os.DirEntry]) -> None:
             "sub-folders of classes with %d files; e.g. %s",
             root,
             len(left_out) - len(folders),
-            ", ".join(sorted(_IMAGE_SUFFIXES)),
+            ", ".join(sorted(IMAGE_SUFFIXES)),
             len(folders),
             sum(len(files) for folder in folders for _, _, files in os.walk(folder.path)),
             os.path.relpath(left_out[0].path, root),

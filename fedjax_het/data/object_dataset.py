@@ -7,7 +7,13 @@ from fedjax_het.data.dataset import Dataset, dataset_from_arrays
 from fedjax_het.data.image_decoding import Side, to_height_and_width
 from fedjax_het.data.sources.hf import open_hf_splits, read_tables
 from fedjax_het.data.sources.splits import TestFraction, choose_splits, join_splits
-from fedjax_het.data.sources.tables import Columns, InputOptions, Table, convert_tables
+from fedjax_het.data.sources.tables import (
+    Columns,
+    InputOptions,
+    Table,
+    convert_tables,
+    get_form,
+)
 from fedjax_het.data.sources.texts import TextUnit
 from fedjax_het.data.validation import NumTokens
 from fedjax_het.utils.config import PositiveInt, validate_arguments
@@ -48,22 +54,23 @@ def dataset_from_object(
     Rows are tuples `(input, label, ...)` or dictionaries, as PyTorch data sets return them, or rows
     of a table. An input is an image, an array, a dictionary of arrays by name, or a text; or it
     consists of the numbers and texts of several columns. Images are arrays, tensors, images of
-    Pillow, encoded files as bytes, or paths. Tensors of PyTorch have the layout `[C, H, W]`, other
-    arrays `[H, W, C]` or `[H, W]`.
+    Pillow, encoded files as bytes, or paths with the suffix of an image file. Tensors of PyTorch
+    have the layout `[C, H, W]`, other images `[H, W, C]`. Arrays with two axes are gray images
+    `[H, W]` of uint8 or uint16, or else series `[T, F]`; `image` makes them images.
 
     Args:
       train: training examples: an object with `__len__` and `__getitem__`, a pandas frame or a
         `datasets.Dataset`. Or a dictionary of these by split, such as a `datasets.DatasetDict`,
         with the splits train and test, or train and validation.
       test: test examples, an object of this kind.
-      image: column or position of images, or of arrays, in a row. Default: "image", "img", ..., or
-        0.
+      image: column or position of images in a row. Default: "image", "img", ..., or 0 for files of
+        images.
       inputs: column or position of arrays: features `[F]`, series `[T, F]`, tokens `[T]`, or a
         dictionary of them. Or columns of numbers and texts, which are features and categories.
-        Default: "inputs", "features", "input_ids" or "tokens"; without a column of images, arrays
-        or texts, all other columns.
-      text: column or position of texts, which become tokens. Default: "text", "sentence", "content"
-        or "x".
+        Default: "inputs", "features", "input_ids", "tokens", or 0 for arrays; without a column of
+        images, arrays or texts, all other columns.
+      text: column or position of texts, which become tokens. Default: "text", "sentence",
+        "content", "x", or 0 for texts.
       label: column or position of the label. Default: "label", "fine_label", ..., or 1.
       client: column or position of the client, for the partition `natural`. Default: "client_id",
         "writer_id", ..., if there is such a column.
@@ -125,7 +132,7 @@ def dataset_from_object(
         rows = {split: _collect_columns(split, rows) for split, rows in splits.items()}
         has_positions = all(isinstance(name, int) for name in rows["train"])
         if has_positions and not _is_frame(splits["train"]):
-            columns = _use_default_positions(columns, task)
+            columns = _use_default_positions(columns, rows["train"], task)
         own_names = _find_class_names(splits["train"])
         arrays, facts = convert_tables(rows, columns, options, class_names=own_names)
     test_split = None if is_divided else "test"
@@ -155,10 +162,11 @@ def _is_frame(rows: Any) -> bool:
     return hasattr(rows, "columns") and hasattr(rows, "iloc")
 
 
-def _use_default_positions(columns: Columns, task: str | None) -> Columns:
+def _use_default_positions(columns: Columns, rows: Table, task: str | None) -> Columns:
     """Return the columns of rows that are tuples: the input at 0 and the label at 1."""
     if columns.image is None and columns.inputs is None and columns.text is None:
-        columns = columns._replace(image=0)
+        kinds = {"file": "image", "path": "image", "text": "text"}
+        columns = columns._replace(**{kinds.get(get_form(rows[0]), "inputs"): 0})
     is_text_alone = task == "next_token" and columns.text is not None
     return columns._replace(label=1) if columns.label is None and not is_text_alone else columns
 

@@ -250,8 +250,9 @@ def make_server_pool(
         description = f"pool of server_data {source!r}"
         raise make_value_error(description, pool, "(inputs, labels)")
     inputs, labels = validate_server_examples(
-        *(*pool, dataset.train_inputs, dataset.num_classes),
+        *(*pool, dataset.train_inputs),
         validator=InputValidator(dataset.num_tokens),
+        num_classes=dataset.num_classes,
         task_kind=TASKS[dataset.task].make,
     )
     for array in (inputs, labels):

@@ -20,14 +20,16 @@ from fedjax_het.utils.memory_maps import iter_blocks
 
 # Standardized images have far smaller values; images in 0..255 as floats have larger ones.
 MAX_FLOAT_PIXEL = 20.0
+# Labels with gaps: more classes than this number need 10 examples each on average.
+_MAX_UNSTATED_CLASSES, _MIN_EXAMPLES_PER_CLASS = 100, 10
 NumClasses = Annotated[int, Bounds(1, MAX_CLASSES)]
 NumTokens = Annotated[int, Bounds(2, 2**31 - 1)]
 Seed = Annotated[int, Bounds(0, 2**128 - 1)]  # range of NumPy's generators
-# Largest number of classes per different label, unless the user sets num_classes.
-MAX_CLASS_TO_LABEL_RATIO = 10
 MAX_UINT16 = 2**16 - 1
+_MAX_FLOAT = float(np.finfo(np.float32).max)
 UINT16_TYPES = ("<u2", ">u2")
 """Types of 16-bit images in both byte orders; files of images often have the larger byte first."""
+_GRAY_TYPES = (np.uint8, *UINT16_TYPES)  # of images without an axis of channels
 _IMAGE_ARRAY = "one array [N, H, W, C], of images of one shape"
 
 _log = logging.getLogger("fedjax_het")
@@ -87,24 +89,25 @@ def move_channels_last(argument: str, images: Any, channels: str | None) -> Any:
     return images
 
 
-def warn_about_empty_classes(train_labels: np.ndarray, num_classes: int) -> None:
+def warn_about_empty_classes(
+    train_labels: np.ndarray, num_classes: int, class_names: Sequence[str]
+) -> None:
     """Log the classes without training examples.
 
     Args:
       train_labels: labels, integers `[N]` in [0, num_classes).
       num_classes: number of classes.
+      class_names: name of each class, or none.
     """
     empty = np.flatnonzero(np.bincount(train_labels, minlength=num_classes) == 0)
     if len(empty):
+        names = [class_names[i] if class_names else str(i) for i in empty[:10].tolist()]
         _log.warning(
-            "train_labels: %d of %d classes have no training example: %s (the labels are %d to %d; "
-            "labels are class indices from 0 on%s)",
+            "%s: %d of %d classes have no training example: %s",
+            display_name("train_labels"),
             len(empty),
             num_classes,
-            ", ".join(map(str, empty[:10])) + (", ..." if len(empty) > 10 else ""),
-            train_labels.min(),
-            train_labels.max(),
-            ": pass labels - 1" if train_labels.min() == 1 else "",
+            ", ".join(names) + (", ..." if len(empty) > 10 else ""),
         )
 
 
@@ -252,8 +255,9 @@ def validate_inputs(
 
     Args:
       argument: name of the argument, for messages.
-      inputs: images `[N, H, W, C]`, see `validate_images`; finite floats or truth values `[N, F]`
-        or `[N, T, F]`; with `num_tokens`, integers `[N, T]` in [0, num_tokens).
+      inputs: images `[N, H, W, C]`, see `validate_images`; gray images `[N, H, W]` of uint8 or
+        uint16; finite floats or truth values `[N, F]` or `[N, T, F]`; with `num_tokens`, integers
+        `[N, T]` in [0, num_tokens).
       num_tokens: number of different tokens; None for other inputs.
       is_16_bit: whether uint16 pixels range over 0..65535, see `has_16_bit_pixels`.
       are_features: whether integers `[N, F]` or `[N, T, F]` are numbers, as other inputs of the
@@ -268,6 +272,8 @@ def validate_inputs(
     array = to_array(argument, inputs, "one array, of examples of one shape")
     if num_tokens is not None:
         return _validate_tokens(argument, array, num_tokens)
+    if array.ndim == 3 and array.dtype in _GRAY_TYPES and not are_features:
+        array = array[..., None]
     if array.ndim not in (2, 3):
         return validate_images(argument, array, is_16_bit=is_16_bit)
     require(array.size > 0, f"shape of {argument}", array.shape, "at least one example and feature")
@@ -280,9 +286,8 @@ def validate_inputs(
             expected = f"{argument}[..., None] for gray images, or {floats} for series"
         raise make_value_error(argument, f"{array.dtype} {array.shape}", expected)
     require(kind in "iufb", f"dtype of {argument}", str(array.dtype), "floats, or truth values")
-    array = np.ascontiguousarray(array, dtype=np.float32)
     _require_finite(argument, array)
-    return array.view()
+    return np.ascontiguousarray(array, dtype=np.float32).view()
 
 
 def _validate_tokens(argument: str, tokens: np.ndarray, num_tokens: int) -> np.ndarray:
@@ -303,13 +308,16 @@ def _find_range(values: np.ndarray) -> tuple[Any, Any]:
 
 
 def _require_finite(argument: str, values: np.ndarray) -> tuple[float, float]:
-    """Return the smallest and the largest value, which must be finite."""
-    low, high = _find_range(values)
-    if not np.isfinite([low, high]).all():
-        position = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
-        value = float(values[position])
-        raise make_value_error(f"{argument}[{position}]", value, "finite numbers")
-    return float(low), float(high)
+    """Return the smallest and the largest value, which must be finite in float32."""
+    low, high = map(float, _find_range(values))
+    if not max(abs(low), abs(high)) <= _MAX_FLOAT:
+        position = tuple(np.argwhere(~(np.abs(values) <= _MAX_FLOAT))[0].tolist())
+        value, expected = float(values[position]), "finite numbers"
+        if np.isfinite(value):
+            expected = f"numbers of at most {_MAX_FLOAT:.3g}, the range of float32"
+        indices = ", ".join(map(str, position))
+        raise make_value_error(f"{argument}[{indices}]", value, expected)
+    return low, high
 
 
 def has_16_bit_pixels(splits: Iterable[Any]) -> bool:
@@ -339,35 +347,61 @@ def require_same_format(argument: str, inputs: np.ndarray, train_inputs: np.ndar
     require(is_valid, f"format of {argument}", actual, f"{expected}, as the training {noun} have")
 
 
-def resolve_num_classes(num_classes: Any, splits: dict[str, np.ndarray]) -> int:
-    """Return the number of classes: the user's number, or the largest label of all splits plus one.
+def resolve_classes(
+    labels: Mapping[str, np.ndarray], num_classes: Any, class_names: Sequence[str]
+) -> tuple[dict[str, np.ndarray], int, tuple[str, ...]]:
+    """Return labels as positions of classes, and the number and the names of the classes.
+
+    With `num_classes` or `class_names`, labels are positions already. Otherwise the different
+    labels of all splits, in ascending order, are the classes: labels 1, 5 and 9 become 0, 1 and 2,
+    and the numbers become the names.
 
     Args:
+      labels: labels by argument name, int32 arrays that are not negative.
       num_classes: the user's number, or None.
-      splits: labels by argument name, int32 arrays.
+      class_names: the user's names, or none.
 
     Returns:
-      The number of classes.
+      `(labels, num_classes, class_names)`.
 
     Raises:
-      ConfigError: if a label is not below `num_classes`, or if there are fewer than 2 classes or
-        more than 65536. Also if `num_classes` is None and most classes would have no example, which
-        suggests that the labels are not class indices.
+      ConfigError: if there are fewer than 2 classes or more than 65536, or if a label is not below
+        `num_classes`. Also if labels with gaps have few examples each, as numbers of a regression.
     """
-    name, labels = max(splits.items(), key=lambda item: item[1].max())
-    largest = int(labels.max())
+    labels, class_names = dict(labels), tuple(class_names)
+    numbers = np.unique(np.concatenate(list(labels.values())))
+    if num_classes is None and not class_names:
+        if len(numbers) == 1:
+            argument, found = display_name(", ".join(labels)), f"all labels are {numbers[0]}"
+            raise ConfigError(f"{argument}: {found}: expected at least two classes")
+        if numbers[-1] >= len(numbers):
+            num_examples = sum(map(len, labels.values()))
+            if len(numbers) > max(_MAX_UNSTATED_CLASSES, num_examples / _MIN_EXAMPLES_PER_CLASS):
+                found = f"{len(numbers):,} different labels of {num_examples:,} examples"
+                argument = display_name(", ".join(labels))
+                raise ConfigError(
+                    f"{argument}: {found}: expected num_classes={numbers[-1] + 1}, or "
+                    'task="regression" if labels are numbers'
+                )
+            class_names = tuple(map(str, numbers))
+            _log.warning(
+                "note: the %d different labels, %s, are the classes (num_classes=%d of "
+                "dataset_from_arrays makes each label the position of its class)",
+                len(numbers),
+                ", ".join(class_names[:5]) + (", ..." if len(numbers) > 5 else ""),
+                numbers[-1] + 1,
+            )
+            labels = {
+                name: np.searchsorted(numbers, array).astype(np.int32)
+                for name, array in labels.items()
+            }
+            return labels, len(numbers), class_names
     if num_classes is None:
-        num_classes = largest + 1
-        require(largest > 0, f"largest of {', '.join(splits)}", largest, "at least two classes")
-        num_distinct = len(np.unique(np.concatenate(list(splits.values()))))
-        if num_classes > max(100, MAX_CLASS_TO_LABEL_RATIO * num_distinct):
-            expected = f"labels from 0 on: there are {num_distinct} different labels "
-            expected += f"(set num_classes for {num_classes} classes)"
-            raise make_value_error(f"{name}[{int(labels.argmax())}]", largest, expected)
+        num_classes = max(len(class_names), int(numbers[-1]) + 1)
     num_classes = validate("num_classes", num_classes, Annotated[int, Bounds(2, MAX_CLASSES)])
-    for argument, labels in splits.items():
-        require_below(argument, labels, num_classes)
-    return num_classes
+    for argument, array in labels.items():
+        require_below(argument, array, num_classes)
+    return labels, num_classes, class_names
 
 
 def validate_domains(

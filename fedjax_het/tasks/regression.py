@@ -12,6 +12,8 @@ from fedjax_het.utils.arrays import is_constant
 from fedjax_het.utils.errors import require
 from fedjax_het.utils.input_kinds import count_rows
 
+_MAX_LABEL = 1e18
+
 
 @dataclass(frozen=True)
 class Regression(TaskKind):
@@ -41,10 +43,13 @@ class Regression(TaskKind):
         is_valid = labels.ndim == 2 and len(labels) == count_rows(inputs) and labels.shape[1] > 0
         require(is_valid, f"shape of {argument}", labels.shape, expected)
         require(labels.dtype.kind in "biuf", f"dtype of {argument}", str(labels.dtype), expected)
-        labels = labels.astype(np.float32)
+        labels = labels.astype(np.float64)
         is_valid = bool(np.isfinite(labels).all())
         require(is_valid, argument, "with a value that is not finite", expected)
-        return labels
+        largest = float(np.abs(labels).max())
+        expected = f"at most {_MAX_LABEL:g}, whose square is finite in float32: scale the labels"
+        require(largest <= _MAX_LABEL, f"largest of {argument}", largest, expected)
+        return labels.astype(np.float32)
 
     @staticmethod
     def count_outputs(labels, num_tokens):

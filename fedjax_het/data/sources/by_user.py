@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +15,11 @@ _TOLERANCE = 1e-3  # of a gray level: float32 represents each level to 2e-5
 
 
 class UserExamples(NamedTuple):
-    """Images `[N, H, W, C]` in 0..255 or [0, 1] or tokens `[N, T]`, and labels, of one user."""
+    """Inputs `[N, ...]` and labels of one user.
+
+    Inputs are images `[N, H, W, C]` in 0..255 or [0, 1], tokens `[N, T]`, features `[N, F]` or
+    series `[N, T, F]`.
+    """
 
     user: str
     inputs: np.ndarray
@@ -33,8 +36,7 @@ def join_users(splits: Mapping[str, Iterable[UserExamples]]) -> SplitArrays:
       splits: the examples of each user, in the order of the result, by the name of the split.
 
     Returns:
-      For each split, `inputs` `[N, H, W, C]` or tokens `[N, T]`, `labels` `[N]` or `[N, T]`, and
-      `users` text `[N]`.
+      For each split, `inputs` `[N, ...]`, `labels` `[N]` or `[N, T]`, and `users` text `[N]`.
 
     Raises:
       ConfigError: if a split has no example, or if shapes differ.
@@ -49,7 +51,7 @@ def join_users(splits: Mapping[str, Iterable[UserExamples]]) -> SplitArrays:
 def _join_users(users: Iterable[UserExamples]) -> dict[str, np.ndarray]:
     """Return the arrays of one split."""
     examples = [
-        UserExamples(u, _to_levels(inputs), labels) for u, inputs, labels in users if len(labels)
+        UserExamples(u, _to_pixels(inputs), labels) for u, inputs, labels in users if len(labels)
     ]
     if not examples:
         raise ConfigError("no user has an example")
@@ -74,37 +76,52 @@ def _join_users(users: Iterable[UserExamples]) -> dict[str, np.ndarray]:
     }
 
 
-def guess_shape(path: Path, num_pixels: int) -> tuple[int, int, int]:
+def guess_shape(num_pixels: int) -> tuple[int, int, int] | None:
     """Return the shape (H, W, C) of square images, gray or of three channels.
 
     Args:
-      path: the file, for the message.
       num_pixels: number of values of an image.
 
     Returns:
-      The shape.
-
-    Raises:
-      ConfigError: if there is no such shape.
+      The shape; None if there is no such shape.
     """
     for channels in (1, 3):
         side = math.isqrt(num_pixels // channels)
         if side * side * channels == num_pixels:
             return side, side, channels
-    raise ConfigError(f"{path} has images of {num_pixels} pixels: expected shape=[H,W,C]")
+    return None
 
 
 def _to_floats(inputs: np.ndarray) -> np.ndarray:
     return inputs / np.float32(255) if inputs.dtype == np.uint8 else inputs
 
 
-def _to_levels(inputs: np.ndarray) -> np.ndarray:
-    """Return uint8 images if the values are levels, else float32 images; and tokens as they are."""
-    if inputs.dtype == np.uint8 or inputs.ndim == 2:
-        return inputs
-    scaled = inputs.astype(np.float64) * (1 if np.issubdtype(inputs.dtype, np.integer) else 255)
+def to_levels(values: np.ndarray) -> np.ndarray | None:
+    """Return values as uint8 pixels if they are integers in 0..255, or these divided by 255.
+
+    Args:
+      values: integers or floats.
+
+    Returns:
+      The pixels; None for other values.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.data.sources.by_user import to_levels
+      >>> to_levels(np.array([0.2, 1.0])).tolist(), to_levels(np.array([0.3, -1.0]))
+      ([51, 255], None)
+    """
+    scaled = values.astype(np.float64) * (1 if np.issubdtype(values.dtype, np.integer) else 255)
+    if not (scaled.min() >= 0 and scaled.max() <= 255 + _TOLERANCE):
+        return None
     levels = np.rint(scaled)
     is_exact = np.abs(scaled - levels).max() < _TOLERANCE
-    if is_exact and levels.min() >= 0 and levels.max() <= 255:
-        return levels.astype(np.uint8)
-    return inputs.astype(np.float32)
+    return levels.astype(np.uint8) if is_exact else None
+
+
+def _to_pixels(inputs: np.ndarray) -> np.ndarray:
+    """Return images as uint8 or float32, and other inputs as they are."""
+    if inputs.ndim < 4:
+        return inputs
+    levels = to_levels(inputs)
+    return inputs.astype(np.float32) if levels is None else levels

@@ -1,6 +1,7 @@
 """JSON files of LEAF (Caldas et al., arXiv 1812.01097) by user, such as FEMNIST and Shakespeare."""
 
 import json
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -8,12 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_het.data.sources.by_user import USER_ORDER, UserExamples, guess_shape, join_users
+from fedjax_het.data.sources.by_user import (
+    USER_ORDER,
+    UserExamples,
+    guess_shape,
+    join_users,
+    to_levels,
+)
 from fedjax_het.data.sources.characters import LEAF_CHARACTERS, encode_leaf
 from fedjax_het.data.sources.source import Content, Source, list_files
 from fedjax_het.data.sources.splits import SplitArrays, TestFraction, load_splits
 from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.errors import ConfigError, require
+
+_SMALL_IMAGE = 64  # pixels; fewer numbers are more often features
+_log = logging.getLogger("fedjax_het")
 
 
 def read_leaf(
@@ -23,18 +33,22 @@ def read_leaf(
     shape: tuple[PositiveInt, ...] | None = None,
     test_fraction: TestFraction | None = None,
 ) -> Content:
-    """Read images or texts by user from the JSON files of LEAF.
+    """Read images, features, series or texts by user from the JSON files of LEAF.
 
-    A file has the keys `users` and `user_data`; the data of a user has lists `x` and `y`. Images
-    are lists of pixels; `shape` gives their axes. Texts of one length, such as the 80 characters of
-    Shakespeare, have the next character as `y`. It is the class of the text, since LEAF's network
-    predicts the character after the last position only.
+    A file has the keys `users` and `user_data`; the data of a user has lists `x` and `y`. Lists of
+    pixels are images, and other lists of numbers features, as FedProx's synthetic data have them.
+    Texts of one length, such as the 80 characters of Shakespeare, have the next character as `y`.
+    It is the class of the text, since LEAF's network predicts the character after the last position
+    only.
 
     Args:
       location: folder of `train/*.json` and `test/*.json`, or of `*.json`; or LEAF's folder with
         these in `data/`.
       cache_dir: folder of decoded data sets, see `dataset_cache_folder`.
-      shape: (H, W, C) of an image. Default: a square, gray or of three channels.
+      shape: [H,W,C] of an image, [T,F] of a series, or [F] of features. Default: a square image,
+        gray or of three channels, if all values of all users are pixels: integers in 0..255, these
+        divided by 255, or for at least 64 values any floats in [0, 1]. Otherwise features, or
+        series for nested lists.
       test_fraction: fraction of each user's examples that becomes the test split, if there is no
         folder `test`.
 
@@ -42,13 +56,15 @@ def read_leaf(
       `(arrays, meta)` with users.
 
     Raises:
-      ConfigError: if files are missing or damaged, or if the examples are neither images nor texts.
+      ConfigError: if files are missing or damaged, or if the examples are neither numbers nor
+        texts.
     """
     splits = _find_files(Path(location))
 
     def read(chosen: Mapping[str, list[Path]]) -> tuple[SplitArrays, dict[str, Any]]:
-        arrays = join_users({s: _iter_users(files, shape) for s, files in chosen.items()})
-        is_text = next(iter(arrays.values()))["inputs"].ndim == 2
+        users = {split: [*_iter_users(files)] for split, files in chosen.items()}
+        arrays = join_users(_to_examples(users, shape))
+        is_text = next(iter(arrays.values()))["inputs"].dtype == np.int32
         characters = [*LEAF_CHARACTERS]
         facts = {"num_tokens": len(characters), "class_names": characters}
         return arrays, facts if is_text else {}
@@ -77,7 +93,7 @@ def _find_files(folder: Path) -> dict[str, list[Path]]:
     )
 
 
-def _iter_users(paths: list[Path], shape: tuple[int, ...] | None) -> Iterator[UserExamples]:
+def _iter_users(paths: list[Path]) -> Iterator[UserExamples]:
     for path in paths:
         try:
             content = json.loads(path.read_bytes())
@@ -89,13 +105,11 @@ def _iter_users(paths: list[Path], shape: tuple[int, ...] | None) -> Iterator[Us
                 f"{path} cannot be read ({reason}): expected users and user_data with x and y"
             ) from error
         for user, x, y in rows:
-            yield UserExamples(user, *_to_arrays(path, user, x, y, shape))
+            yield UserExamples(user, *_to_arrays(path, user, x, y))
 
 
-def _to_arrays(
-    path: Path, user: str, x: Any, y: Any, shape: tuple[int, ...] | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return images `[N, H, W, C]` or tokens `[N, T]`, and labels `[N]`, of a user."""
+def _to_arrays(path: Path, user: str, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return numbers `[N, ...]` or tokens `[N, T]`, and labels `[N]`, of a user."""
     try:
         values, labels = np.array(x), np.array(y, dtype=np.int64 if not len(y) else None)
     except (ValueError, TypeError) as error:
@@ -113,15 +127,55 @@ def _to_arrays(
     if not is_valid:
         raise ConfigError(
             f"{path}: x and y of user {user!r} are {values.dtype} and {labels.dtype}: expected "
-            "lists of pixels and integers, or texts and characters"
+            "lists of numbers and integers, or texts and characters"
         )
-    if values.ndim == 2:
-        shape = tuple(shape or guess_shape(path, values.shape[1]))
-        size = math.prod(shape)
-        require(size == values.shape[1], "shape", shape, f"{values.shape[1]} pixels in all")
-        values = values.reshape(len(values), *shape)
-    values = values[..., None] if values.ndim == 3 else values
     return values, labels
+
+
+def _to_examples(
+    users: dict[str, list[UserExamples]], shape: tuple[int, ...] | None
+) -> dict[str, list[UserExamples]]:
+    """Return the numbers of all users in the shape of images, series or features."""
+    arrays = [inputs for split in users.values() for _, inputs, labels in split if len(labels)]
+    if not arrays or arrays[0].dtype == np.int32:  # tokens
+        require(shape is None or not arrays, "shape", shape, "no value, as the inputs are texts")
+        return users
+    shape = shape or _guess_shape(arrays)
+    size = math.prod(arrays[0].shape[1:])
+    require(math.prod(shape) == size, "shape", shape, f"{size} numbers in all")
+
+    def convert(each: UserExamples) -> UserExamples:
+        if not len(each.labels) or math.prod(each.inputs.shape[1:]) != size:
+            return each  # `join_users` reports another shape
+        inputs = each.inputs if len(shape) == 3 else each.inputs.astype(np.float32)
+        return each._replace(inputs=inputs.reshape(-1, *shape))
+
+    return {split: [convert(each) for each in own] for split, own in users.items()}
+
+
+def _guess_shape(arrays: list[np.ndarray]) -> tuple[int, ...]:
+    """Return the shape of images if all values are pixels, else of series or features."""
+    shape = arrays[0].shape[1:]
+    size = math.prod(shape)
+    is_small = size < _SMALL_IMAGE
+    if not all(_are_pixels(array, is_small) for array in arrays):
+        return shape or (1,)
+    image_shape = guess_shape(*shape) if len(shape) == 1 else (*shape, 1)[:3]
+    if image_shape is not None and is_small:
+        _log.warning(
+            "note: lists of %d numbers are images %s; shape=[%d] makes them features",
+            size,
+            image_shape,
+            size,
+        )
+    return image_shape or shape
+
+
+def _are_pixels(values: np.ndarray, must_be_levels: bool) -> bool:
+    """Return whether values are in the range of pixels; or exact gray levels."""
+    if must_be_levels:
+        return to_levels(values) is not None
+    return bool(values.min() >= 0 and values.max() <= (1 if values.dtype.kind == "f" else 255))
 
 
 def _to_classes(characters: np.ndarray) -> np.ndarray:

@@ -33,7 +33,7 @@ def read_npz_dataset(
     cache_dir: Any = None,
     *,
     channels: Literal["first", "last"] | None = None,
-    series: bool = False,
+    series: bool | None = None,
     task: str | None = None,
     num_tokens: PositiveInt | None = None,
 ) -> Content:
@@ -41,16 +41,16 @@ def read_npz_dataset(
 
     The archive has `x_train`, `y_train`, `x_test` and `y_test`, as in Keras, or `train_images`,
     `train_labels`, `test_images` and `test_labels`, as in MedMNIST. `train_inputs` and
-    `test_inputs`, the names of this package, are accepted, too. Gray images `[N, H, W]` receive an
-    axis of channels, and labels `[N, 1]` lose their last axis. Labels and domains may be texts.
-    Optional arrays are `client_train`, `client_test`, `domain_train`, `domain_test`, `class_names`,
-    `domain_names`, `task` and `num_tokens`.
+    `test_inputs`, the names of this package, are accepted, too. Labels `[N, 1]` lose their last
+    axis. Labels and domains may be texts. Optional arrays are `client_train`, `client_test`,
+    `domain_train`, `domain_test`, `class_names`, `domain_names`, `task` and `num_tokens`.
 
     Args:
       location: path of the file.
       cache_dir: not used.
       channels: "first" for images `[N, C, H, W]`. Default: "last".
-      series: whether arrays `[N, T, F]` are series instead of gray images.
+      series: whether arrays with three axes are series `[N, T, F]` or gray images `[N, H, W]`.
+        Default: uint8 and uint16 are gray images, floats are series.
       task: name of the task. Default: the array `task`, otherwise "classification".
       num_tokens: number of different tokens of inputs `[N, T]`. Default: the array `num_tokens`;
         without it inputs are numbers.
@@ -80,7 +80,8 @@ def read_npz_dataset(
     arrays = {name: stored[key] for name, key in keys.items() if key is not None}
     for name in ("train_inputs", "test_inputs"):
         inputs = arrays[name]
-        inputs = inputs[..., None] if inputs.ndim == 3 and not series else inputs
+        if inputs.ndim == 3 and series is not None:
+            inputs = inputs.astype(np.float32) if series else inputs[..., None]
         arrays[name] = move_channels_last(keys[name] or name, inputs, channels)
     for name in ("train_labels", "test_labels"):
         if arrays[name].shape[1:] == (1,):

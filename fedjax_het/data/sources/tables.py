@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedjax_het.data.image_decoding import decode_images
+from fedjax_het.data.image_decoding import IMAGE_SUFFIXES, decode_images
 from fedjax_het.data.sources.features import convert_features
 from fedjax_het.data.sources.source import to_indices
 from fedjax_het.data.sources.splits import SplitArrays
@@ -25,10 +26,11 @@ from fedjax_het.utils.errors import ConfigError, format_value, require
 if TYPE_CHECKING:
     import pandas as pd
 
+_GENERAL_NAME = "x"  # of image files, paths, arrays or texts
 CONVENTIONS: Mapping[str, tuple[str, ...]] = {
-    "image": ("image", "img", "images", "pixel_values", "x"),
-    "inputs": ("inputs", "features", "input_ids", "tokens"),
-    "text": ("text", "sentence", "content", "x"),
+    "image": ("image", "img", "images", "pixel_values", _GENERAL_NAME),
+    "inputs": ("inputs", "features", "input_ids", "tokens", _GENERAL_NAME),
+    "text": ("text", "sentence", "content", _GENERAL_NAME),
     "label": ("label", "labels", "fine_label", "target", "class", "character", "y"),
     "client": (
         *("client", "client_id", "user", "user_id", "writer_id", "writer", "speaker_id"),
@@ -41,6 +43,7 @@ _log = logging.getLogger("fedjax_het")
 _FEATURE_TYPES = {"image": "Image", "label": "ClassLabel"}
 _ARRAY_NAMES = {"label": "labels", "client": "users", "domain": "domains"}
 _INPUT_KINDS = ("image", "inputs", "text")
+_SCALAR_FORMS = ("scalar", "text", "path")
 _TASK_WITHOUT_LABELS = "next_token"  # the labels are the texts themselves
 
 Table = Mapping[Any, Any]
@@ -215,23 +218,24 @@ def _is_suitable(kind: str, name: str, values: Any) -> bool:
     """Return whether a column has values of a kind of input; True for labels and groups."""
     if kind not in _INPUT_KINDS:
         return True
-    form = _get_form(values)
+    form = get_form(values)
     if kind == "image":
-        return form in ("file", "array", "mapping") or (
-            form == "text" and name not in CONVENTIONS["text"]
-        )
-    return form == "text" if kind == "text" else form in ("array", "mapping")
+        return form in ("file", "path") or (form != "scalar" and name != _GENERAL_NAME)
+    return form in (("text", "path") if kind == "text" else ("array", "mapping"))
 
 
-def _get_form(values: Any) -> str:
-    """Return the form of a column's values: file, text, array, mapping or scalar."""
+def get_form(values: Any) -> str:
+    """Return the form of a column's values: file, path, text, array, mapping or scalar.
+
+    A path is a text with the suffix of an image file.
+    """
     from PIL import Image
 
     if isinstance(values, np.ndarray) and values.ndim > 1:
         return "array"
     value = next((v for v in values if v is not None and v is not np.nan), None)
     if isinstance(value, str):
-        return "text"
+        return "path" if Path(value).suffix.lower() in IMAGE_SUFFIXES else "text"
     if isinstance(value, bytes | Image.Image):
         return "file"
     if isinstance(value, Mapping):
@@ -249,7 +253,7 @@ def _convert_inputs(
     if kind != "text":
         require(options.length is None, "length", options.length, "no value, as there is no text")
     if isinstance(column, list) or (
-        kind == "inputs" and _get_form(next(iter(tables.values()))[column]) in ("scalar", "text")
+        kind == "inputs" and get_form(next(iter(tables.values()))[column]) in _SCALAR_FORMS
     ):
         expected = "no value, as inputs are numbers and categories"
         require(options.num_tokens is None, "num_tokens", options.num_tokens, expected)
@@ -258,8 +262,8 @@ def _convert_inputs(
     if kind == "text":
         return _convert_texts(values, column, options)
     facts = {} if options.num_tokens is None else {"num_tokens": options.num_tokens}
-    form = _get_form(next(iter(values.values())))
-    if kind == "image" and form in ("file", "text"):
+    form = get_form(next(iter(values.values())))
+    if kind == "image" and form in ("file", "path", "text"):
         return _decode_files(values, column, options.size), facts
     require(options.size is None, "size", options.size, "None, as the inputs are arrays")
     is_image = kind == "image"
@@ -325,7 +329,7 @@ def _decode_files(
 
 def _stack(split: str, values: Any, column: Any, channels: str | None, is_image: bool) -> Any:
     """Return arrays as one array `[N, ...]`, or dictionaries of arrays as arrays by name."""
-    if _get_form(values) == "mapping":
+    if get_form(values) == "mapping":
         names = [*next(iter(values))]
         for position, value in enumerate(values):
             if not isinstance(value, Mapping) or {*value} != {*names}:
@@ -380,7 +384,7 @@ def _convert_labels(
 ) -> tuple[list[np.ndarray], dict[str, Any]]:
     """Return the labels of each split, and facts of the task."""
     facts = {} if task is None else {"task": task}
-    if _get_form(next(iter(values.values()))) == "array":
+    if get_form(next(iter(values.values()))) == "array":
         return [_stack(split, v, column, None, False) for split, v in values.items()], facts
     arrays = _read_column("labels", values, column)
     is_number = all(array.dtype.kind in "iuf" for array in arrays)
@@ -392,13 +396,7 @@ def _convert_labels(
             raise ConfigError(f"column {column!r} has texts: expected numbers for task={task}")
         return arrays, facts
     if is_whole and (class_names or all(array.min() >= 0 for array in arrays)):
-        labels = [array.astype(np.int32) for array in arrays]
-        lowest = min(int(array.min()) for array in labels)
-        if not class_names and lowest > 0:  # class 0 would have no example
-            numbers = np.unique(np.concatenate(labels)).tolist()
-            labels = [np.searchsorted(numbers, array).astype(np.int32) for array in labels]
-            class_names = tuple(map(str, numbers))
-        return labels, facts | {"class_names": class_names}
+        return [array.astype(np.int64) for array in arrays], facts | {"class_names": class_names}
     texts = [array.astype(str) for array in arrays]
     indices, class_names = to_indices(texts, class_names)
     return indices, facts | {"class_names": class_names}

@@ -94,7 +94,11 @@ def _iter_users(
             images = columns[_find_column(columns, image, _IMAGES, "image")][()]
             labels = columns[_find_column(columns, label, _LABELS, "label")][()]
             if images.ndim == 2:  # flat
-                images = images.reshape(len(images), *guess_shape(path, images.shape[1]))
+                if (shape := guess_shape(images.shape[1])) is None:
+                    raise ConfigError(
+                        f"{path} has images of {images.shape[1]} pixels: expected squares"
+                    )
+                images = images.reshape(len(images), *shape)
             yield UserExamples(user, images[..., None] if images.ndim == 3 else images, labels)
     except ConfigError:
         raise

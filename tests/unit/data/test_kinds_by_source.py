@@ -41,6 +41,7 @@ CASES = {
     ),
     "tokens": (TOKENS, CLASSES, {"num_tokens": 5}),
     "next_token": (TOKENS[:, :-1], TOKENS[:, 1:], {"task": "next_token", "num_tokens": 5}),
+    "numbers of classes": (RNG.normal(size=(24, 4)).astype(np.float32), 10 * CLASSES + 10, {}),
     "images": (RNG.integers(0, 256, (24, 3, 4, 3), np.uint8), CLASSES, {}),
 }
 
@@ -57,7 +58,7 @@ def make_expected(case):
 
 def read_rows(inputs, labels, settings, tmp_path):
     rows = list(zip(inputs, labels, strict=True))
-    return dataset_from_object(*split_rows(rows), inputs=0, **settings)
+    return dataset_from_object(*split_rows(rows), **settings)
 
 
 def read_dictionaries(inputs, labels, settings, tmp_path):
@@ -95,7 +96,6 @@ def read_npz(inputs, labels, settings, tmp_path):
     (x, x_test), (y, y_test) = split_rows(inputs), split_rows(labels)
     arrays = {"x_train": x, "y_train": y, "x_test": x_test, "y_test": y_test}
     np.savez(tmp_path / "data.npz", **arrays)
-    settings = settings | ({"series": "true"} if inputs.ndim == 3 else {})
     options = "&".join(f"{name}={value}" for name, value in settings.items())
     return load_dataset(f"npz:{tmp_path}/data.npz?{options}")
 
@@ -117,6 +117,31 @@ def test_every_source_gives_every_kind(case, source, tmp_path):
     dataset = READERS[source](inputs, labels, settings, tmp_path)
     assert dataset.digest() == make_expected(case).digest()
     assert dataset.task == settings.get("task", "classification")
+
+
+@pytest.mark.parametrize("source", ["npz", "rows", "dictionaries", "frame"])
+def test_gray_images_without_channels(source, tmp_path):
+    """Sources that keep the type of pixels; lists of a table have lost it."""
+    images = RNG.integers(0, 256, (24, 3, 4), np.uint8)
+    dataset = READERS[source](images, CLASSES, {}, tmp_path)
+    (x, x_test), (y, y_test) = split_rows(images[..., None]), split_rows(CLASSES)
+    assert dataset.digest() == dataset_from_arrays(x, y, x_test, y_test).digest()
+
+
+@pytest.mark.parametrize("numbers", [(0, 1, 2), (1, 2, 3), (0, 10, 20)])
+def test_whole_numbers_as_labels(numbers, tmp_path):
+    """Tables and arrays number classes by one rule."""
+    (x, x_test), (y, y_test) = split_rows(TABLE[["age"]].to_numpy()), split_rows(CLASSES)
+    names = () if numbers == (0, 1, 2) else tuple(map(str, numbers))
+    expected = dataset_from_arrays(x, y, x_test, y_test, class_names=names)
+    frame = TABLE[["age"]].assign(label=np.take(numbers, CLASSES))
+    for source in ("csv", *SOURCES):
+        folder = tmp_path / source
+        folder.mkdir()
+        assert read_table(source, frame, folder).digest() == expected.digest(), source
+    (y, y_test) = split_rows(frame["label"].to_numpy())
+    dataset = dataset_from_arrays(x, y, x_test, y_test)
+    assert (dataset.digest(), dataset.class_names) == (expected.digest(), names)
 
 
 TABLE = pd.DataFrame(

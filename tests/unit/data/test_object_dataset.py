@@ -137,6 +137,27 @@ def test_clients_domains_and_fraction():
     assert again.digest() == dataset.digest()
 
 
+def test_form_of_the_first_column_decides():
+    """Texts, paths and numbers of rows need no name; `image` makes floats gray images."""
+    labels = [0, 1] * 4
+    rows = {
+        name: list(zip(x, labels, strict=True))
+        for name, x in {
+            "text": ["To be"] * 8,
+            "number": [0.5 * i for i in range(8)],
+            "path": ["none.png"] * 8,
+            "series": list(np.random.default_rng(0).random((8, 3, 4))),
+        }.items()
+    }
+    assert dataset_from_object(rows["text"], test_fraction=0.5).num_tokens == 4
+    assert dataset_from_object(rows["number"], test_fraction=0.5).input_shape == (1,)
+    assert dataset_from_object(rows["series"], test_fraction=0.5).input_shape == (3, 4)
+    images = dataset_from_object(rows["series"], image=0, test_fraction=0.5)
+    assert images.input_shape == (3, 4, 1)
+    with pytest.raises(ConfigError, match=r"image 0 of column 0 .* cannot be decoded"):
+        dataset_from_object(rows["path"], test_fraction=0.5)
+
+
 def test_gray_split_beside_color():
     gray = [(Image.new("L", (4, 5), 9), 0), (Image.new("L", (4, 5), 8), 1)]
     color = [(Image.new("RGB", (4, 5), (1, 2, 3)), 0), (Image.new("L", (4, 5), 8), 1)]

@@ -105,10 +105,40 @@ def test_other_pixels_stay_floats(tmp_path):
     content = json.loads(path.read_text())
     content["user_data"]["f1"]["x"][0][0] = 0.123
     path.write_text(json.dumps(content))
-    dataset = load_dataset(f"leaf:{tmp_path}")
+    dataset = load_dataset(f"leaf:{tmp_path}?shape=[6,6,1]")
     assert dataset.train_inputs.dtype == dataset.test_inputs.dtype == np.float32
     np.testing.assert_allclose(dataset.train_inputs[10, 0, 0, 0], 0.123, rtol=1e-6)
     np.testing.assert_allclose(dataset.test_inputs * 255, ARRAYS["test_inputs"], rtol=1e-5)
+
+
+def write_lists(folder, inputs):
+    content = {
+        "users": ["a", "b"],
+        "user_data": {u: {"x": inputs.tolist(), "y": [0, 1] * 4} for u in "ab"},
+    }
+    folder.mkdir()
+    (folder / "data.json").write_text(json.dumps(content))
+    return f"leaf:{folder}?test_fraction=0.5"
+
+
+def test_lists_of_numbers_are_features(tmp_path, caplog):
+    """FedProx's synthetic data have 60 normal numbers; `shape` makes series and images."""
+    features = np.random.default_rng(0).normal(size=(8, 64))
+    name = write_lists(tmp_path / "normal", features)
+    dataset = load_dataset(name)
+    assert dataset.input_shape == (64,) and dataset.num_tokens is None and not caplog.records
+    users = dataset.train_users == "a"
+    assert {*map(tuple, dataset.train_inputs[users])} <= {*map(tuple, np.float32(features))}
+    for shape in ((64,), (16, 4), (8, 8, 1)):
+        text = ",".join(map(str, shape))
+        assert load_dataset(f"{name}&shape=[{text}]").input_shape == shape
+    nested = load_dataset(write_lists(tmp_path / "nested", features.reshape(8, 16, 4)))
+    assert nested.input_shape == (16, 4)
+    fractions = load_dataset(write_lists(tmp_path / "fractions", features[:, :16] % 1))
+    assert fractions.input_shape == (16,) and not caplog.records
+    small = load_dataset(write_lists(tmp_path / "small", np.arange(8 * 9).reshape(8, 9)))
+    assert small.input_shape == (3, 3, 1)
+    assert "lists of 9 numbers are images (3, 3, 1); shape=[9] makes them features" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -116,8 +146,8 @@ def test_other_pixels_stay_floats(tmp_path):
     [
         ({"x": ["a text"], "y": ["b"]}, r"user 'f1' has inputs \(6,\): expected \(6, 6, 1\)"),
         ({"x": [[0.5] * 36], "y": [0, 1]}, "user 'f1' has 1 inputs and 2 labels"),
-        ({"x": [[0.5] * 49], "y": [0]}, r"user 'f1' has inputs \(7, 7, 1\): expected \(6, 6, 1\)"),
-        ({"x": [[0.5] * 7], "y": [0]}, r"images of 7 pixels: expected shape=\[H,W,C\]"),
+        ({"x": [[0.5] * 49], "y": [0]}, r"user 'f1' has inputs \(49,\): expected \(36,\)"),
+        ({"x": [[0.5] * 7], "y": [0]}, r"user 'f1' has inputs \(7,\): expected \(36,\)"),
         ({"x": [[0.5], [0.5, 1]], "y": [0, 1]}, "x or y of user 'f1' are no arrays"),
         ({"y": [0]}, "cannot be read .KeyError: 'x'.: expected users and user_data"),
         (None, "cannot be read"),

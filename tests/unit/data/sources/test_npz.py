@@ -162,8 +162,14 @@ def test_series_tokens_and_tasks(tmp_path):
         assert dataset.digest() == dataset_from_arrays(*split, **arguments).digest()
         assert dataset.task == arguments.get("task", "classification")
 
-    check(series, np.arange(12) % 3, "?series=true", {})
-    check(series, numbers, "?series=true&task=regression", {}, task="regression")
+    check(series, np.arange(12) % 3, "", {})
+    check(series, numbers, "?task=regression", {}, task="regression")
+    integers = random.integers(0, 256, (12, 5, 2), np.uint8)
+    arrays = dict(zip(KERAS, (integers, numbers, integers, numbers), strict=True))
+    name = save(tmp_path / "integers.npz", arrays)
+    for option, shape in (("true", (5, 2)), ("false", (5, 2, 1))):
+        dataset = load_dataset(f"{name}?task=regression&series={option}")
+        assert dataset.input_shape == shape
     check(series[:, 0], numbers, "", {"task": "regression"}, task="regression")
     check(tokens, np.arange(12) % 3, "?num_tokens=9", {}, num_tokens=9)
     stored = {"task": "next_token", "num_tokens": 9}
@@ -193,7 +199,7 @@ def test_damaged_facts(tmp_path, stored, message):
         ("client_train", np.zeros(3, int), r"len\(client_train\) = 3: expected 4"),
         ("client_test", np.zeros(4, int), "client_train = None: expected users"),
         ("domain_train", np.zeros(4, int), "domain_test = None: expected an array"),
-        ("x_test", np.full((4, 3), np.nan, np.float32), r"x_test\[\(0, 0\)\] = nan"),
+        ("x_test", np.full((4, 3), np.nan, np.float32), r"x_test\[0, 0\] = nan"),
         ("x_train", np.full((4, 3), "a"), "dtype of x_train = '<U1'"),
         ("class_names", np.array(["a"]), r"class_names = \('a',\): expected 2 names"),
     ],

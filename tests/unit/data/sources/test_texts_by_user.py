@@ -79,7 +79,7 @@ def test_leaf(tmp_path):
         ({"x": ["a" * 80], "y": ["bc"]}, "labels have 2 characters: expected one"),
         (
             {"x": ["a" * 80], "y": [1]},
-            "are <U80 and int64: expected lists of pixels and integers, ",
+            "are <U80 and int64: expected lists of numbers and integers, ",
         ),
         ({"x": ["a" * 80], "y": [""]}, "expected one length"),
     ],
