@@ -11,7 +11,7 @@ import optax
 
 from fedjax_het.algorithms.base import Algorithm, RoundInfo, State, Traffic
 from fedjax_het.algorithms.builders import get_server_variables, num_bytes, with_server_variables
-from fedjax_het.condensation.augment import augment, parse_strategy, require_augmentable
+from fedjax_het.condensation.augment import augment, parse_strategy, resolve_strategy
 from fedjax_het.condensation.distribution_matching import (
     compute_class_mean_logits,
     distribution_distance,
@@ -234,7 +234,7 @@ class ClientCondensation:
         """Return the method. Raises ConfigError for a network without `embed`."""
         require_parts(self.model, "embed")
         shape, bits = self.model.input_shape, self.options.upload_bits
-        require_augmentable(self.options.augment_strategy, shape, "augment_strategy")
+        resolve_strategy(self.options.augment_strategy, shape, "augment_strategy")
         expected = f"32, as inputs of shape {tuple(shape)} have no range of pixels"
         require(bits == 32 or len(shape) == 3, "upload_bits", bits, expected)
         return Algorithm(

@@ -22,7 +22,7 @@ from fedjax_het.condensation import (
     TrajectoryMatching,
     fine_tune,
 )
-from fedjax_het.condensation.augment import require_augmentable
+from fedjax_het.condensation.augment import resolve_strategy
 from fedjax_het.condensation.downstream_eval import random_subset
 from fedjax_het.condensation.synthetic_data import soft_cross_entropies
 from fedjax_het.condensation.trajectory_matching import (
@@ -436,7 +436,6 @@ class _Server(NamedTuple):
 
 
 def _make_server(model: Model, plan: ExecutionPlan, options: DynaFedOptions) -> _Server:
-    require_augmentable(options.augment_strategy, model.input_shape, "augment_strategy")
     shapes = jax.eval_shape(model.init, make_key(0))
     zeros = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)
     num_samples = options.count_samples(model.num_classes)
@@ -464,7 +463,9 @@ def _make_task(
             arguments["input_product"] = input_product
         return model.apply({**variables, "params": params}, inputs, train=True, **arguments)[0]
 
-    settings = (options.augment_strategy, options.loss_scaling, model.micro_batch, parallelism)
+    shape = model.input_shape
+    strategy = resolve_strategy(options.augment_strategy, shape, "augment_strategy")
+    settings = (strategy, options.loss_scaling, model.micro_batch, parallelism)
     return SyntheticTask(apply_params, *settings, input_layer=model.input_layer)
 
 

@@ -20,6 +20,7 @@ from fedjax_het.condensation import (
     measure_scratch_accuracies,
     unroll,
 )
+from fedjax_het.condensation.augment import resolve_strategy
 from fedjax_het.condensation.downstream_eval import HARD_LABEL_LOGIT, LR
 from fedjax_het.config.resolve import USER_PROVIDED
 from fedjax_het.core.client_loop import Examples
@@ -251,8 +252,9 @@ def measure_synthetic_data(
     def apply(params: Any, inputs: jax.Array) -> jax.Array:
         return task.model.apply({**variables, "params": params}, inputs, train=True)[0]
 
+    strategy, shape = options.get("augment_strategy", "none"), task.model.input_shape
     recipe = {
-        "augment_strategy": options.get("augment_strategy", "none"),
+        "augment_strategy": resolve_strategy(strategy, shape, "augment_strategy"),
         "loss_scaling": options.get("loss_scaling", "cross_entropy"),
     }
     synthetic_task = SyntheticTask(apply, **recipe)

@@ -45,9 +45,13 @@ class ShowCommand:
 
 def list_command(command: ListCommand) -> int:
     """Print every name with its description; return the exit status."""
-    for kind in command.kinds:
+    text = " ".join(command.kinds).lower().replace("-", " ").replace("_", " ")
+    for kind, title in KINDS.items():
+        text = text.replace(title, kind)
+    kinds = text.split()
+    for kind in kinds:
         require_name("kind", kind, KINDS)
-    titles = [title for kind, title in KINDS.items() if kind in (command.kinds or KINDS)]
+    titles = [title for kind, title in KINDS.items() if kind in (kinds or KINDS)]
     registries = {title: REGISTRIES[title][0] for title in titles}
     if command.json:
         descriptions = {

@@ -121,20 +121,31 @@ def parse_strategy(strategy: str, argument: str = "strategy") -> tuple[str, ...]
     return names
 
 
-def require_augmentable(strategy: str, input_shape: tuple[int, ...], argument: str) -> None:
-    """Require images for a strategy that changes them.
+def resolve_strategy(strategy: str, input_shape: tuple[int, ...], argument: str) -> str:
+    """Return the strategy for inputs of a shape; `DSA_STRATEGY` augments images only.
 
     Args:
       strategy: see `augment`.
       input_shape: shape of the input of one example.
       argument: name of the argument in the message.
 
+    Returns:
+      The strategy; "none" in place of `DSA_STRATEGY` for inputs that are not images `[H, W, C]`.
+
     Raises:
-      ConfigError: if the strategy has a family and the inputs are not images `[H, W, C]`.
+      ConfigError: if another strategy has a family and the inputs are no images.
+
+    Example:
+      >>> from fedjax_het.condensation.augment import DSA_STRATEGY, resolve_strategy
+      >>> resolve_strategy(DSA_STRATEGY, (30,), "augment_strategy")
+      'none'
     """
-    is_valid = len(input_shape) == 3 or not parse_strategy(strategy, argument)
+    if len(input_shape) == 3:
+        return strategy
+    is_valid = strategy == DSA_STRATEGY or not parse_strategy(strategy, argument)
     expected = f"'none', as inputs of shape {tuple(input_shape)} are no images [H, W, C]"
     require(is_valid, argument, strategy, expected)
+    return "none"
 
 
 def _color(key: Array, images: Array, draw: Draw) -> Array:

@@ -166,7 +166,8 @@ class SynthesisOptions(Config):
     distance: Literal["normalized_l2", "cosine"] = "normalized_l2"
     """Distance of the end of inner training from the target: "normalized_l2" or "cosine"."""
     augment_strategy: str = DSA_STRATEGY
-    """Families of `augment`, one drawn per inner step; "none" disables augmentation."""
+    """Families of `augment`, one drawn per inner step; "none" disables augmentation. The default
+    augments images only: features and series have none."""
     step_size_floor: PositiveFloat = 1e-4
     """Minimum of the learned step size, a safeguard."""
     step_size_ceiling: PositiveFloat = 10.0

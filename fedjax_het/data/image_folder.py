@@ -233,9 +233,13 @@ def _list_files(
     folder: Path, class_names: list[str], has_user_folders: bool
 ) -> tuple[list[_ImageFile], list[os.DirEntry]]:
     """Return the images of a folder, and the other files and folders that a user may miss."""
-    mismatches = ", ".join(sorted(set(_list_class_names(folder)) ^ set(class_names)))
-    if mismatches:
-        raise ConfigError(f"classes of {folder} differ from the training classes: {mismatches}")
+    own_names = _list_class_names(folder)
+    for names, others, verb in ((class_names, own_names, "lacks"), (own_names, class_names, "has")):
+        if different := sorted({*names} - {*others}):
+            text = ", ".join(different[:10]) + (", ..." if len(different) > 10 else "")
+            raise ConfigError(
+                f"{folder} {verb} the class folders {text}: expected the classes of train/"
+            )
     files: list[_ImageFile] = []
     others = [entry for entry in _scan_folder(folder) if not entry.is_dir()]
     empty_classes = []

@@ -104,7 +104,9 @@ class PartitionScheme(NamedTuple):
           ConfigError: if a name is unknown, a required parameter is missing, or a value is invalid.
         """
         owner, accepted = f"partition {self.name!r}", self.parameters
-        return validate_keyword_arguments(owner, parameters, self.split, accepted, "parameter")
+        return validate_keyword_arguments(
+            *(owner, parameters, self.split, accepted, "parameter"), available=DATA_ARGUMENTS
+        )
 
     def __repr__(self) -> str:
         return format_entry(self)

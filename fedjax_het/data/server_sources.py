@@ -89,7 +89,9 @@ class ServerSource(NamedTuple):
           ConfigError: if a name is unknown, a required option is missing, or a value is invalid.
         """
         owner, function = f"server_data {self.name!r}", self.draw or self.pool
-        return validate_keyword_arguments(owner, options, function, self.options, "option")
+        return validate_keyword_arguments(
+            *(owner, options, function, self.options, "option"), available=_RUN_ARGUMENTS
+        )
 
     def __repr__(self) -> str:
         return format_entry(self)

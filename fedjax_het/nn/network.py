@@ -104,7 +104,9 @@ class NetworkSpec(NamedTuple):
           ConfigError: if an option is unknown, missing or of the wrong type.
         """
         owner = f"network {self.name!r}"
-        return validate_keyword_arguments(owner, options, self.make, self.options, "option")
+        return validate_keyword_arguments(
+            *(owner, options, self.make, self.options, "option"), available=_INFERRED_ARGUMENTS
+        )
 
     def __repr__(self) -> str:
         return format_entry(self)

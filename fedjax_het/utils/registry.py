@@ -120,6 +120,7 @@ class Registry(dict[str, EntryT]):
             del self[name]
 
 
+_PACKAGE = __name__.partition(".")[0]
 _KEYWORD_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -149,12 +150,11 @@ def get_keyword_parameters(
       >>> get_keyword_parameters(lambda rng, alpha, size=3: None, exclude=("rng",))
       {'alpha': REQUIRED, 'size': 3}
     """
-    exclude = set(exclude)
-    if isinstance(function, type) and type(function).__call__ is not type.__call__:
-        # A metaclass, such as flax.nnx's, hides the signature of `__init__`.
-        function, exclude = cast(Any, function).__init__, exclude | {"self"}
+    # A metaclass, such as flax.nnx's, hides the signature of `__init__`.
+    is_hidden = isinstance(function, type) and type(function).__call__ is not type.__call__
+    target = cast(Any, function).__init__ if is_hidden else function
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = [*inspect.signature(target).parameters.values()][is_hidden:]
     except (TypeError, ValueError):  # a function written in C
         return {}
     return {
@@ -188,6 +188,7 @@ def validate_keyword_arguments(
     function: Any,
     parameters: Mapping[str, Any],
     noun: str,
+    available: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Validate arguments by the annotations of their parameters.
 
@@ -201,6 +202,7 @@ def validate_keyword_arguments(
       function: function or class with these parameters.
       parameters: defaults by name, or `REQUIRED`.
       noun: "parameter" or "option".
+      available: names of the arguments that the package passes to a user's function.
 
     Returns:
       The arguments as JSON stores them.
@@ -217,7 +219,10 @@ def validate_keyword_arguments(
             raise ConfigError(f"{display_name(name)} = {format_value(value)}: {problem}")
     for name, default in parameters.items():
         if default is REQUIRED and name not in arguments:
-            raise ConfigError(f"{owner} needs {display_name(name)} {accepted_text}")
+            problem = f"{owner} needs {display_name(name)} {accepted_text}"
+            if available and not str(getattr(function, "__module__", "")).startswith(_PACKAGE):
+                problem += f"; the package passes {', '.join(available)}, by these names"
+            raise ConfigError(problem)
     try:
         annotations = get_type_hints(function, include_extras=True)
     except Exception:  # names imported for type checkers alone, or a function written in C

@@ -188,14 +188,14 @@ def test_data_sets_without_images(name, kind, num_outputs, num_users):
 
 @pytest.mark.parametrize("method", [slow_case("dynafed"), "feddm"])
 def test_condensation_of_features(method):
-    """Synthetic features have the shape of the inputs, and augmentation is refused."""
+    """Synthetic features have the shape of the inputs, and families of augmentation are refused."""
     dataset = load_dataset("breast_cancer")
-    options = {"augment_strategy": "none"}
+    options = {}
     if method == "dynafed":
-        options |= {"trajectory_rounds": 4, "segment_length": 2, "num_iterations": 3}
+        options = {"trajectory_rounds": 4, "segment_length": 2, "num_iterations": 3}
         options |= {"inner_steps": 2, "target_counts": 1, "num_samples": 4, "fine_tune_epochs": 1}
     else:
-        options |= {"ipc": 2, "steps": 3, "server_epochs": 2}
+        options = {"ipc": 2, "steps": 3, "server_epochs": 2}
     settings = {"partition": "iid", "num_clients": 3, "rounds": 6, "model": "mlp"}
     spec = RunSpec(method, dataset="breast_cancer", options=options, **settings)
     result = simulate(spec)

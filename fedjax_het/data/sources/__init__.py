@@ -40,7 +40,7 @@ SOURCES: Registry[Source] = Registry(
 Example:
   >>> from fedjax_het.data.sources import SOURCES
   >>> SOURCES["stl10_binary"].description
-  "the labeled part of STL-10 in its authors' binary files"
+  "for stl10: its authors' binary files, the labeled part"
 """
 
 

@@ -154,7 +154,7 @@ def _get_list(path: Path, batch: dict[str, Any], key: str, kind: type) -> list[A
 
 SOURCE = Source(
     "cifar",
-    "CIFAR-10 and CIFAR-100 as their authors publish them: binary or Python version",
+    "for cifar10 and cifar100: their authors' files, binary or Python version",
     find=find_cifar,
     files={
         name: f"{_BINARY_FOLDERS[name]} or {_PYTHON_FOLDERS[name]}, unpacked" for name in _SPLITS

@@ -116,7 +116,7 @@ def _decode(read: Callable[[str], bytes], path: str) -> np.ndarray:
 
 SOURCE = Source(
     "domainnet_files",
-    "DomainNet's archives or folders, with its authors' lists of images",
+    "for domainnet: its authors' archives or folders, and lists of images",
     find=find_domainnet,
     files={"domainnet": "clipart.zip or clipart/, clipart_train.txt and the other domains'"},
 )

@@ -18,6 +18,7 @@ _NUMBER_TYPES = (bool, int, float, decimal.Decimal)
 _TRUTH_VALUES = ("true", "false")
 _MIN_TOKENS = 2  # of an embedding
 _MAX_NUMBER_SHARE = 0.5  # of the texts of a column of categories, without a warning
+_MIN_WORDS, _MIN_TEXTS = 3, 20  # mean number of words, and rows, of a column of texts
 _log = logging.getLogger("fedjax_het")
 
 
@@ -53,6 +54,7 @@ def convert_features(
     columns, token_names = [], list[str]()
     for name in categorical:
         _warn_about_numbers(name, frames)
+        _warn_about_texts(name, frames)
         texts = [frame[name].astype(object).fillna("").astype(str).to_numpy() for frame in frames]
         indices, categories = to_indices([array.astype(str) for array in texts])
         columns.append([index + len(token_names) for index in indices])
@@ -111,4 +113,19 @@ def _warn_about_numbers(name: str, frames: list["pd.DataFrame"]) -> None:
             "values",
             name,
             texts[~is_number].iloc[0],
+        )
+
+
+def _warn_about_texts(name: str, frames: list["pd.DataFrame"]) -> None:
+    """Log a warning if a column of categories has sentences that differ in most rows."""
+    texts = frames[0][name].dropna().astype(str)
+    num_words = texts.str.split().str.len().mean()
+    is_text = len(texts) >= _MIN_TEXTS and num_words >= _MIN_WORDS
+    if is_text and texts.nunique() > len(texts) / 2:
+        _log.warning(
+            "note: column %r has a category for each of %d texts; the option text=%s makes words "
+            "the tokens of the input, in place of all other columns",
+            name,
+            texts.nunique(),
+            name,
         )

@@ -67,6 +67,36 @@ def find_idx(dataset: PublishedDataset, root: Path) -> Callable[[Any], Content] 
     return None
 
 
+def read_idx_folder(location: str, cache_dir: Any = None) -> Content:
+    """Read images and labels from idx files that have the names of MNIST's, such as KMNIST's.
+
+    Args:
+      location: folder of train-images-idx3-ubyte, train-labels-idx1-ubyte, and these with `t10k` or
+        `test` in place of `train`; plain or with the suffix .gz, and with any beginning of the
+        names.
+      cache_dir: not used.
+
+    Returns:
+      `(arrays, meta)`.
+
+    Raises:
+      ConfigError: if a file is missing or damaged.
+    """
+    folder, arrays = Path(location), dict[str, np.ndarray]()
+    for split, words in (("train", ("train",)), ("test", ("t10k", "test"))):
+        paths = []
+        for kind, rank in (("images", 3), ("labels", 1)):
+            patterns = [f"*{word}-{kind}?idx{rank}-ubyte*" for word in words]
+            found = [path for pattern in patterns for path in sorted(folder.glob(pattern))]
+            if len(found) != 1:
+                names = ", ".join(path.name for path in found) or "none"
+                raise ConfigError(f"{folder}: expected one file {patterns[0]}, found {names}")
+            paths += found
+        images, labels = _read_split(*paths)
+        arrays |= {f"{split}_inputs": images, f"{split}_labels": labels.astype(np.int32)}
+    return arrays, {"source": "idx", "order": FILE_ORDER}
+
+
 def _find_file(place: Path, name: str, rank: int) -> Any:
     """Return the path of a file in a folder or a zip archive; None if there is none."""
     if place.is_file():
@@ -91,12 +121,7 @@ def _read(dataset: PublishedDataset, place: Path, splits: dict[str, str]) -> Con
             paths.append(_find_file(place, f"{name}-{kind}", rank))
             if paths[-1] is None:
                 raise ConfigError(f"no file {name}-{kind}-idx{rank}-ubyte or .gz in {place}")
-        images, labels = read_idx(paths[0], 3)[..., None], read_idx(paths[1], 1)
-        if len(images) != len(labels):
-            raise ConfigError(
-                f"{paths[1]} has {len(labels):,} labels: expected {len(images):,}, one for each "
-                "image"
-            )
+        images, labels = _read_split(*paths)
         if dataset.is_transposed:
             images = images.swapaxes(1, 2)
         arrays[f"{split}_inputs"] = np.ascontiguousarray(images)
@@ -107,6 +132,17 @@ def _read(dataset: PublishedDataset, place: Path, splits: dict[str, str]) -> Con
             raise ConfigError(f"{place} has the files of {other}: expected {dataset.builder}")
     facts = {"class_names": list(class_names), "source": f"idx files in {place.name}"}
     return arrays, {**facts, "order": FILE_ORDER}
+
+
+def _read_split(images_path: Any, labels_path: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the images `[N, H, W, 1]` and the labels `[N]` of a split."""
+    images, labels = read_idx(images_path, 3)[..., None], read_idx(labels_path, 1)
+    if len(images) != len(labels):
+        raise ConfigError(
+            f"{labels_path} has {len(labels):,} labels: expected {len(images):,}, one for each "
+            "image"
+        )
+    return images, labels
 
 
 def read_idx(path: Any, rank: int) -> np.ndarray:
@@ -149,7 +185,8 @@ def read_idx(path: Any, rank: int) -> np.ndarray:
 
 SOURCE = Source(
     "idx",
-    "idx files of MNIST, Fashion-MNIST and EMNIST, plain or gzip",
+    "idx:FOLDER, files with the names of MNIST's, plain or gzip; for mnist, fashion_mnist and emnist_*",
+    read=read_idx_folder,
     find=find_idx,
     files={
         "mnist": "train-images-idx3-ubyte(.gz) and its three companions",

@@ -1,6 +1,7 @@
 """Training and test splits of data that have splits of other names, or none."""
 
 import hashlib
+import logging
 import os
 from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, TypeVar
@@ -20,6 +21,7 @@ _TEST_NAMES = ("test", "validation", "valid", "val")
 _SEED = 0  # never changed: another value would be another benchmark
 
 
+_log = logging.getLogger("fedjax_het")
 SplitArrays = dict[str, dict[str, np.ndarray]]
 """Arrays `inputs`, `labels` and others by the name of the split."""
 SplitT = TypeVar("SplitT")
@@ -122,6 +124,8 @@ def choose_splits(
     if train not in names:
         raise ConfigError(f"no split {train!r} (splits: {text}): expected train=SPLIT")
     if divides:
+        if unused := [name for name in _TEST_NAMES if name in names and name != train]:
+            _log.warning("note: test_fraction divides the split %r; not used: %r", train, unused[0])
         return train, None
     candidates = _TEST_NAMES if test is None else (test,)
     chosen = next((name for name in candidates if name in names), None)

@@ -59,7 +59,7 @@ def _read(folder: Path) -> Content:
 
 SOURCE = Source(
     "stl10_binary",
-    "the labeled part of STL-10 in its authors' binary files",
+    "for stl10: its authors' binary files, the labeled part",
     find=find_stl10,
     files={"stl10": f"{_FOLDER}, unpacked"},
 )

@@ -21,6 +21,7 @@ from fedjax_het.utils.errors import ConfigError, summarize_error
 
 PREPARED_ORDER = "tensorflow-datasets"
 """Order of examples as tensorflow-datasets writes them, by hashed keys."""
+_MISMATCH_ERRORS = (LookupError, TypeError, AttributeError)  # of the library's readers
 _CHUNK_SIZE = 10_000  # examples read at once; bounds the memory of encoded images
 
 
@@ -57,10 +58,13 @@ def find_prepared_folder(
         readable = [folder for folder, names in formats.items() if format_name in names]
         if readable:
             return max(readable, key=_parse_version)
-    names = ", ".join(sorted(set().union(*formats.values()))) or "an unknown format"
+    command = _get_command(dataset.name)
+    if damaged := [folder for folder, names in formats.items() if not names]:
+        raise ConfigError(f"{damaged[0]}/dataset_info.json is damaged: {command}")
+    names = ", ".join(sorted(set().union(*formats.values())))
     raise ConfigError(
         f"{parent} is prepared as {names}, which only TensorFlow reads: expected array_record or "
-        f"tfrecord; run {_get_command(dataset.name)}"
+        f"tfrecord; {command}"
     )
 
 
@@ -77,12 +81,13 @@ def describe_preparation(dataset: PublishedDataset, config: str | None = None) -
     folder = Path(dataset.builder, config or dataset.configs[0], "<version>")
     return (
         f"{folder} of tensorflow-datasets; or run `pip install 'fedjax_het[prepare]'` and "
-        f"{_get_command(dataset.name)}"
+        f"`python -m fedjax_het.data.prepare {dataset.name}`"
     )
 
 
 def _get_command(name: str) -> str:
-    return f"`python -m fedjax_het.data.prepare {name}`" if name else "tensorflow-datasets"
+    command = f": run `python -m fedjax_het.data.prepare {name}`" if name else ""
+    return f"prepare it again with tensorflow-datasets{command}"
 
 
 def find_prepared(dataset: PublishedDataset, root: Path) -> Callable[[Any], Content] | None:
@@ -248,11 +253,10 @@ def open_builder(name: str, folder: Path) -> Iterator:
         yield tfds.builder_from_directory(folder)
     # array_record raises its own types for damaged files; none of them names a remedy.
     except Exception as error:
-        reason = summarize_error(error)
-        raise ConfigError(
-            f"{folder} cannot be read ({type(error).__name__}: {reason}); prepare it again: run "
-            f"{_get_command(name)}"
-        ) from error
+        reason = f"{type(error).__name__}: {summarize_error(error)}"
+        if isinstance(error, _MISMATCH_ERRORS):
+            reason = "its files do not fit dataset_info.json and features.json"
+        raise ConfigError(f"{folder} cannot be read ({reason}): {_get_command(name)}") from error
 
 
 def iter_encoded_examples(builder, split: str, chunk_size: int) -> Iterator[tuple[bytes, int]]:

@@ -30,7 +30,7 @@ def mlp(
     input_shape: Shape,
     num_classes: int,
     *,
-    hidden: tuple[PositiveInt, ...] = (128, 128),
+    hidden: tuple[PositiveInt, ...] | PositiveInt = (128, 128),
 ) -> Model:
     """Build a multi-layer perceptron with ReLU, by default with two hidden layers of 128.
 
@@ -40,13 +40,14 @@ def mlp(
     Args:
       input_shape: shape of the input of one example.
       num_classes: number of logits.
-      hidden: widths of the hidden layers.
+      hidden: widths of the hidden layers, a list or one number.
 
     Returns:
       The model.
     """
+    hidden = (hidden,) if isinstance(hidden, int) else tuple(hidden)
     return make_flax_model(
-        Mlp(num_classes, tuple(hidden)),
+        Mlp(num_classes, hidden),
         input_shape,
         can_shard_batch=True,
         input_layer="hidden1" if hidden else "head",

@@ -16,7 +16,7 @@ class TabularMlp(nn.Module):
     Attributes:
       num_classes: number of logits.
       num_tokens: number of categories of each array of categories, None for numbers, by name.
-      hidden: widths of the hidden layers.
+      hidden: widths of the hidden layers, a list or one number.
       embedding: width of the embedding of a category.
     """
 
@@ -43,7 +43,7 @@ def tabular_mlp(
     num_classes: int,
     num_tokens: NumTokens,
     *,
-    hidden: tuple[PositiveInt, ...] = (128, 128),
+    hidden: tuple[PositiveInt, ...] | PositiveInt = (128, 128),
     embedding: PositiveInt = 8,
 ) -> Model:
     """Build a multi-layer perceptron of numbers and embedded categories, for tables.
@@ -55,11 +55,12 @@ def tabular_mlp(
       input_shape: shapes of the arrays by name.
       num_classes: number of logits.
       num_tokens: number of categories of each array of categories, None for numbers, by name.
-      hidden: widths of the hidden layers.
+      hidden: widths of the hidden layers, a list or one number.
       embedding: width of the embedding of a category.
 
     Returns:
       The model.
     """
-    module = TabularMlp(num_classes, num_tokens, tuple(hidden), embedding)
+    hidden = (hidden,) if isinstance(hidden, int) else tuple(hidden)
+    module = TabularMlp(num_classes, num_tokens, hidden, embedding)
     return make_flax_model(module, input_shape, num_tokens=num_tokens, can_shard_batch=True)

@@ -476,6 +476,10 @@ def test_list_and_show_print_json(capsys):
         main(["list", "--help"])
     words = capsys.readouterr().out.replace(",", " ").split()
     assert {*KINDS} <= {*words}
+    for words in (["data", "sources"], ["Data-Sources"], ["datasources"]):
+        capsys.readouterr()
+        assert main(["list", *words, "--json"]) == 0
+        assert [*json.loads(capsys.readouterr().out)] == ["data sources"]
     assert main(["list", "methds"]) == 2
     assert "did you mean 'methods'?" in capsys.readouterr().err
 

@@ -345,7 +345,7 @@ def test_other_format_message(tmp_path):
         load_dataset("mnist", data_dir=tmp_path)
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone", "features"])
+@pytest.mark.parametrize("damage", ["cut", "gone", "features", "image", "info"])
 def test_unreadable_data_message(damage, tmp_path):
     write_tfds_dataset(tmp_path, "mnist", (28, 28, 1), 10)
     folder = tmp_path / "mnist/1.0.0"
@@ -354,9 +354,19 @@ def test_unreadable_data_message(damage, tmp_path):
         records.write_bytes(records.read_bytes()[: records.stat().st_size // 2])
     elif damage == "gone":
         records.unlink()
+    elif damage == "image":
+        path = folder / "features.json"
+        text = path.read_text()
+        assert '"image": {' in text
+        path.write_text(text.replace('"image": {', '"picture": {', 1))  # not its type
     else:
-        (folder / "features.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"mnist.*cannot be read.*prepare it again"):
+        (folder / ("features.json" if damage == "features" else "dataset_info.json")).write_text(
+            "{"
+        )
+    reason = {"info": "is damaged", "image": "do not fit"}.get(damage, "cannot be read")
+    with pytest.raises(
+        ConfigError, match=rf"mnist.*{reason}.*: prepare it again with .*: run `pyth"
+    ):
         load_dataset("mnist", data_dir=tmp_path)
     assert not list((tmp_path / "cache").rglob("*.npz"))
 

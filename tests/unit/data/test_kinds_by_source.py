@@ -192,6 +192,14 @@ def test_tables_of_numbers_and_categories(source, tmp_path):
     assert np.isfinite(simulate(spec, dataset=dataset).metrics["test_loss"]).all()
 
 
+@pytest.mark.parametrize(("text", "is_logged"), [("number {} of many", True), ("id{}", False)])
+def test_sentences_as_categories_are_logged(text, is_logged, caplog):
+    rows = [{"note": text.format(i), "age": i, "label": i % 2} for i in range(40)]
+    dataset_from_object(rows, inputs=("note", "age"), test_fraction=0.25)
+    message = "column 'note' has a category for each of 40 texts; the option text=note"
+    assert (message in caplog.text) == is_logged
+
+
 def test_names_of_categories_are_in_results_and_saved_models(tmp_path):
     (tmp_path / "data").mkdir()
     dataset = read_table("csv", TABLE, tmp_path / "data")

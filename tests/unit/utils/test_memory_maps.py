@@ -80,5 +80,5 @@ def test_invalid_values_of_a_file_are_reported(tmp_path):
     inputs = np.zeros((100, 2, 2, 1), np.float32)
     inputs[70, 1, 0, 0] = np.nan
     labels = np.arange(100) % 2
-    with pytest.raises(ConfigError, match=r"^train_inputs\[\(70, 1, 0, 0\)\] = nan: expected"):
+    with pytest.raises(ConfigError, match=r"^train_inputs\[70, 1, 0, 0\] = nan: expected"):
         dataset_from_arrays(in_file(inputs, tmp_path), labels, inputs[:2], labels[:2])

@@ -99,6 +99,12 @@ def test_division_by_user(tmp_path):
     assert users.tolist() == ["f0", "f1", "f2"] and counts.tolist() == [4, 2, 4]
 
 
+def test_test_split_that_is_not_used_is_logged(tmp_path, caplog):
+    write_leaf(tmp_path)
+    load_dataset(f"leaf:{tmp_path}?test_fraction=0.4")
+    assert "test_fraction divides the split 'train'; not used: 'test'" in caplog.text
+
+
 def test_other_pixels_stay_floats(tmp_path):
     write_leaf(tmp_path)
     path = tmp_path / "train/all_data_1.json"

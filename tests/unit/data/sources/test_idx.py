@@ -26,6 +26,19 @@ def test_files_in_their_order(name, folder, suffix, tmp_path):
     assert dataset.class_names[0] == {"mnist": "0", "fashion_mnist": "T-shirt/top"}[name]
 
 
+@pytest.mark.parametrize("names", [{}, {"prefix": "emnist-letters-", "test": "test"}])
+def test_folder_of_another_data_set(names, tmp_path):
+    """KMNIST and others have files of these names."""
+    arrays = random_splits((9, 7, 1), 4)
+    write_idx_splits(tmp_path, arrays, suffix=".gz", **names)
+    dataset = load_dataset(f"idx:{tmp_path}")
+    assert_same_arrays(dataset, arrays)
+    assert (dataset.source, dataset.order, dataset.class_names) == ("idx", "files", ())
+    next(tmp_path.glob("*test-labels*" if names else "t10k-labels*")).unlink()
+    with pytest.raises(ConfigError, match=r"expected one file \*t10k-labels\?idx1.*found none"):
+        load_dataset(f"idx:{tmp_path}")
+
+
 @pytest.mark.parametrize("form", ["files", "zip"])
 def test_emnist_is_transposed(form, tmp_path):
     arrays = random_splits((28, 28, 1), 47, (60, 50))
