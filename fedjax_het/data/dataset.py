@@ -377,17 +377,17 @@ def dataset_from_arrays(
     task_kind: type[TaskKind] = TASKS.require(task).make
     train_labels = convert_labels(task_kind, "train_labels", train_labels, "train_inputs", train)
     test_labels = convert_labels(task_kind, "test_labels", test_labels, "test_inputs", test)
-    server_inputs, server_labels = validate_server_examples(
+    server_examples = validate_server_examples(
         server_inputs, server_labels, train, validator=validator, task_kind=task_kind
     )
     class_names = tuple(class_names)  # each letter of a text is a class name
     if task_kind.has_classes:
         labels = {"train_labels": train_labels, "test_labels": test_labels}
-        if server_labels is not None:
-            labels["server_labels"] = server_labels
+        if server_examples[1] is not None:
+            labels["server_labels"] = server_examples[1]
         labels, num_classes, class_names = resolve_classes(labels, num_classes, class_names)
         train_labels, test_labels = labels["train_labels"], labels["test_labels"]
-        server_labels = labels.get("server_labels")
+        server_examples = server_examples[0], labels.get("server_labels")
     else:
         expected = f"no value: labels of task {task} are no classes"
         require(num_classes in (None, 1), "num_classes", num_classes, expected)
@@ -407,12 +407,12 @@ def dataset_from_arrays(
         {"train_users": train_users, "test_users": test_users}, (train, test)
     )
     arrays = (train, train_labels, test, test_labels)
-    for value in (*arrays, *domain_fields[:2], server_inputs, server_labels, *user_fields):
+    for value in (*arrays, *domain_fields[:2], *server_examples, *user_fields):
         for array in value.values() if isinstance(value, Mapping) else (value,):
             if array is not None:
                 array.setflags(write=False)
     constants = (num_classes, mean, std, class_names, note)
-    groups = (*domain_fields, server_inputs, server_labels, is_16_bit, *user_fields)
+    groups = (*domain_fields, *server_examples, is_16_bit, *user_fields)
     names = validate_input_names(train, tokens, feature_names, token_names)
     facts = (source, order, tokens, task, *names)
     fields: list[Any] = [name, *arrays, *constants, *groups, *facts]

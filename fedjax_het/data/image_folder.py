@@ -234,8 +234,12 @@ def _list_files(
 ) -> tuple[list[_ImageFile], list[os.DirEntry]]:
     """Return the images of a folder, and the other files and folders that a user may miss."""
     own_names = _list_class_names(folder)
-    for names, others, verb in ((class_names, own_names, "lacks"), (own_names, class_names, "has")):
-        if different := sorted({*names} - {*others}):
+    differences = {
+        "lacks": sorted({*class_names} - {*own_names}),
+        "has": sorted({*own_names} - {*class_names}),
+    }
+    for verb, different in differences.items():
+        if different:
             text = ", ".join(different[:10]) + (", ..." if len(different) > 10 else "")
             raise ConfigError(
                 f"{folder} {verb} the class folders {text}: expected the classes of train/"
