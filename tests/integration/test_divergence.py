@@ -1,6 +1,7 @@
 """Divergence: its round, found in losses, updates and states, and its metrics."""
 
 import contextlib
+import functools
 import json
 import re
 from functools import partial
@@ -66,14 +67,22 @@ def test_prediction_of_nan_logits_is_undefined():
     np.testing.assert_array_equal(right, [np.nan, np.nan, np.nan, 1, 0])
 
 
+@functools.cache
+def make_domain_evaluation(devices):
+    """The plan of so many devices, and the compiled evaluation of two domains by it."""
+    plan = make_execution_plan(1, devices)
+    return plan, jax.jit(lambda data: evaluate(TASK, plan, NOTHING, data, num_domains=2))
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_accuracy_of_nonfinite_logits_is_nan(value, devices):
-    plan, domains = make_execution_plan(1, devices), np.array([0, 0, 1, 1, 1])
+    plan, evaluate_domains = make_domain_evaluation(devices)
 
     def compute(images):
-        data = place_evaluation_set(plan, images, LABELS, domains)
-        return evaluate(TASK, plan, NOTHING, data, num_domains=2)
+        return evaluate_domains(
+            place_evaluation_set(plan, images, LABELS, np.array([0, 0, 1, 1, 1]))
+        )
 
     fine, lost = compute(pictures()), compute(pictures(p3=value))
     assert float(fine.accuracy) == np.float32(4 / 5) and np.isfinite(float(fine.loss))
@@ -89,8 +98,9 @@ def test_client_with_nonfinite_logits_has_no_accuracy(devices):
     shape = evaluation.compute_client_tests_shape(plan, tests)
     placed = make_client_tests(plan, tests, shape)
 
+    @jax.jit
     def compute(images):
-        examples = Examples(jnp.asarray(images), jnp.asarray(LABELS))
+        examples = Examples(images, jnp.asarray(LABELS))
         arguments = (placed, examples, 3, shape.num_groups)
         models = evaluation.ClientModelSource(lambda arrays, k: arrays, NOTHING)
         return evaluate_clients(TASK, plan, models, *arguments)

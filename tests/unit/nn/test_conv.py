@@ -82,9 +82,12 @@ def assert_close(actual, expected, tolerance=1e-5):
 @pytest.mark.parametrize("impl", CONV_IMPLS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_conv2d_and_gradients_match_definition(shape, impl):
-    x, kernel, cotangent = drawn(shape)
-    output, pull = jax.vjp(convolution(shape, impl), x, kernel)
-    assert_close([output, *pull(cotangent)], products_in_float64(shape))
+    @jax.jit
+    def compute_products(x, kernel, cotangent):
+        output, pull = jax.vjp(convolution(shape, impl), x, kernel)
+        return [output, *pull(cotangent)]
+
+    assert_close(compute_products(*drawn(shape)), products_in_float64(shape))
 
 
 @pytest.mark.parametrize("shape", SHAPES[2:9:2])
@@ -276,7 +279,9 @@ class FlaxConvolution(flax.linen.Module):
 
 
 @pytest.mark.parametrize("precision", [None, "bfloat16"])
-@pytest.mark.parametrize("network", ["convnet", "cnn", "fsl_cnn", slow_case("resnet18"), "flax"])
+@pytest.mark.parametrize(
+    "network", ["convnet", "cnn", *map(slow_case, ("fsl_cnn", "resnet18")), "flax"]
+)
 def test_configure_compute_sets_auto_impl(network, precision):
     """For both gradients too, and for no convolution that has an implementation of its own."""
 

@@ -182,7 +182,7 @@ def test_cnn_equals_linen(network, convert):
             logits, _ = model.apply({**variables, "params": params}, images, train=True)
             return jnp.sum(logits**2), logits
 
-        return jax.grad(sum_squares, has_aux=True)(variables["params"])
+        return jax.jit(jax.grad(sum_squares, has_aux=True))(variables["params"])
 
     gradients, logits = compute(linen, variables)
     other_gradients, other_logits = compute(other, {**template, "params": converted})
