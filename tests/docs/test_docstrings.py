@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.markers import slow_case
 
 import fedjax_het
 from fedjax_het.utils.config import VALIDATED_FUNCTIONS
@@ -110,6 +111,14 @@ def iter_functions(module: str) -> Iterator[tuple[str, ast.FunctionDef, list[str
 
 TOP_MODULES = ("fedjax_het", "fedjax_het.__main__", "fedjax_het._startup", "fedjax_het.methods")
 MODULES = [*TOP_MODULES, *list_modules(DOCTESTED)]
+# Examples that compile whole runs or training loops; the tests of these modules do so, too.
+EXPENSIVE_EXAMPLES = (
+    "analysis.synthetic_measures",
+    *("condensation.downstream_eval", "condensation.trajectory_matching"),
+    *("core.private_gradients", "nn.generator"),
+    *("runtime.split_measures", "runtime.sweep"),
+    *("runtime.synthetic_dataset", "runtime.trained_model"),
+)
 
 
 @pytest.fixture
@@ -125,7 +134,13 @@ def reset_registries():
                 value.reset()
 
 
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize(
+    "module",
+    [
+        slow_case(module) if module.removeprefix("fedjax_het.") in EXPENSIVE_EXAMPLES else module
+        for module in MODULES
+    ],
+)
 def test_examples_run(module, reset_registries):
     """Every example runs without any name that it does not import, so it can be copied."""
     importlib.import_module(module)
