@@ -44,9 +44,9 @@ def make(algorithm="fedavg", **settings):
     [
         {"attack": "sign_flip:fraction=0"},
         {"aggregation": "norm_clipping:max_norm=inf"},
-        {"aggregation": "norm_clipping:max_norm=1e20"},
+        slow_case({"aggregation": "norm_clipping:max_norm=1e20"}),
         {"attack": "label_flip:fraction=0.01"},  # of six clients none
-        {"attack": "alie:fraction=0.01,z=9"},
+        slow_case({"attack": "alie:fraction=0.01,z=9"}),
         slow_case({"aggregation": "bucketing:size=1"}),
     ],
 )
@@ -97,14 +97,14 @@ DEFENDED |= {"aggregation": ["norm_clipping:max_norm=0.5", "bucketing:size=2", "
     "placement",
     [slow_case({"lanes": 3}), slow_case({"devices": 2}), {"devices": 2, "lanes": 2}],
 )
-@pytest.mark.parametrize("settings", [DEFENDED, BACKDOOR])
+@pytest.mark.parametrize("settings", [DEFENDED, slow_case(BACKDOOR)])
 def test_results_do_not_depend_on_the_placement(placement, settings):
     spec = make(**settings, participation=0.7)
     reference = run_spec(spec, devices=1, lanes=1)
     assert_results_equal(run_spec(spec, **placement), reference, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("settings", [DEFENDED, BACKDOOR])
+@pytest.mark.parametrize("settings", [DEFENDED, slow_case(BACKDOOR)])
 def test_resume_is_bit_equal(eager, tmp_path, settings):
     spec = make(**settings, rounds=8)
     whole = run_spec(spec)

@@ -148,7 +148,13 @@ def make_layers(num_classes, *, hidden=(8,)):
     return Layers(num_classes, tuple(hidden))
 
 
-@pytest.mark.parametrize("network", [Layers, make_layers], ids=["class", "function"])
+@pytest.mark.parametrize(
+    "network",
+    [
+        pytest.param(Layers, id="class", marks=pytest.mark.slow),
+        pytest.param(make_layers, id="function"),
+    ],
+)
 def test_sweep_with_list_options_of_user_network(network, tmp_path):
     options = [{"hidden": [3, 5]}, {"hidden": [4]}]
     specs = grid(model="user", network_options=options, seed=0, **SETTINGS | {"rounds": 1})

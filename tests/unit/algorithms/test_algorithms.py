@@ -193,8 +193,8 @@ NEED_HEAD = (
 @pytest.mark.parametrize(
     ("name", "devices", "lanes"),
     [
-        *method_cases(METHODS, 2, 1),
-        *method_cases(METHODS, 1, 3),
+        *method_cases(METHODS, 2, 1, quick=()),
+        *method_cases(METHODS, 1, 3, quick=("scaffold",)),
         *(slow_case(name, 2, 2) for name in sorted(set(METHODS) - set(REPRESENTATIVE_METHODS))),
         *((name, 2, 2) for name in REPRESENTATIVE_METHODS),
     ],

@@ -12,6 +12,7 @@ from support.data import (
     consecutive_partition,
     make_blobs,
 )
+from support.markers import slow_case
 from support.reference_loop import (
     ReferenceFedAvg,
     cross_entropy,
@@ -289,7 +290,7 @@ class Messages(ReferenceFedAvg):
         """Nothing: there is no model for all."""
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.7])
+@pytest.mark.parametrize("participation", [slow_case(1.0), 0.7])
 @pytest.mark.parametrize(
     ("hp", "options", "heuristic"),
     [

@@ -17,6 +17,7 @@ from support.data import (
     make_blobs,
     make_user_dataset,
 )
+from support.markers import slow_case
 from support.reference_loop import (
     ReferenceFedAvg,
     flatten_inputs,
@@ -110,9 +111,9 @@ def test_gamma_decays_by_round(name):
     ("base", "optimizer", "hp"),
     [
         ("fedavg", "momentum", {"local_momentum": 0.9}),
-        ("fedavg", "adam", {"local_lr": 0.01}),
-        ("fedadam", "sgd", {"server_lr": 0.03}),
-        ("feddyn", "sgd", {}),
+        slow_case("fedavg", "adam", {"local_lr": 0.01}),
+        slow_case("fedadam", "sgd", {"server_lr": 0.03}),
+        slow_case("feddyn", "sgd", {}),
         ("fedprox", "adamw", {"local_weight_decay": 0.1, "local_lr": 0.01}),
     ],
 )

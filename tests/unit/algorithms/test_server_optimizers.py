@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from support.algorithm_builders import bind_options
 from support.data import CLIENT_SIZES
+from support.markers import slow_case
 from support.reference_loop import ReferenceFedAvg, flatten_params, run_and_compare
 from support.small_federation import make_small_federation
 
@@ -191,7 +192,7 @@ def test_adaptive_step_with_large_tau_is_fedavg():
     np.testing.assert_allclose(actual, change, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("optimizer", [slow_case("sgd"), slow_case("momentum"), "adam"])
 def test_fednova_with_equal_steps_is_fedavg(optimizer):
     settings = {"hp": {"local_lr": 0.1, "local_momentum": 0.9}, "optimizer": optimizer, "epochs": 2}
     settings |= {"participation": 0.7, "averaging": "weighted"}

@@ -190,7 +190,7 @@ def test_compute_fairness():
     assert compute_fairness(np.zeros((1, 3)))["accuracy_gini"][0] == 0
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedamp"])
+@pytest.mark.parametrize("name", [slow_case("fedavg"), "fedamp"])
 def test_fairness_of_run(name):
     settings = {"rounds": 3, "client_tests": True, "test_per_client": 6}
     result = run_spec(make_spec(name, **settings, metrics="fairness"))
