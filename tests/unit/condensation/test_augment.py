@@ -20,8 +20,13 @@ def random_images(shape, seed=0):
 
 def apply(family, images, *parameters):
     """The images under a family of the augmentation with these parameters, in order of drawing."""
-    values = iter(parameters)
-    return aug.FAMILIES[family](jax.random.key(0), images, lambda key, low, high: next(values))
+
+    @jax.jit
+    def transform(images, *parameters):
+        values = iter(parameters)
+        return aug.FAMILIES[family](jax.random.key(0), images, lambda key, low, high: next(values))
+
+    return transform(images, *parameters)
 
 
 def bilinear(image, rows, columns):

@@ -48,7 +48,7 @@ KEY = jax.random.key(3)
 def test_matching_gradient_finite_differences(norm):
     with enable_x64(True):
         model = make_model("convnet", (6, 6, 2), 3, width=4, depth=1, norm=norm)
-        variables = jax.tree.map(lambda a: a.astype(jnp.float64), model.init(KEY))
+        variables = jax.tree.map(lambda a: a.astype(jnp.float64), jax.jit(model.init)(KEY))
         if norm == "batch":  # statistics that are not those of the batch
             state = variables["state"]
             variables["state"] = jax.tree.map(lambda a: a + 0.3, state)
@@ -111,7 +111,8 @@ def test_sampled_sliced_wasserstein_expectation():
     assert exact == pytest.approx(
         float(np.sum((np.asarray(u) - np.asarray(v)) ** 2) / 10), rel=1e-6
     )
-    draws = jax.vmap(lambda k: sampled_sliced_wasserstein(u, v, k, 50))(jax.random.split(KEY, 2000))
+    draw = jax.jit(jax.vmap(lambda key: sampled_sliced_wasserstein(u, v, key, 50)))
+    draws = draw(jax.random.split(KEY, 2000))
     error = float(draws.std() / np.sqrt(len(draws)))
     assert abs(float(draws.mean()) - exact) < 4 * error
     assert error < 0.02 * exact  # so that the line above says something
@@ -271,16 +272,20 @@ def matching_over_the_pool(model, params, pool, knowledge):
     return knowledge.weight * term
 
 
+def compute_matching_gradient(model, params, pool, knowledge):
+    return jax.jit(jax.grad(lambda p: matching_over_the_pool(model, p, pool, knowledge)))(params)
+
+
 def test_exact_matching_gradient():
     model, pool, knowledge = make_linear_model(), pool_of(), knowledge_of()
     params = model.init(KEY)["params"]
-    expected = jax.grad(lambda p: matching_over_the_pool(model, p, pool, knowledge))(params)
+    expected = compute_matching_gradient(model, params, pool, knowledge)
 
     def zero_loss(variables, batch, key):
         return 0.0, jax.tree.map(jnp.zeros_like, params), variables
 
     add = _add_exact_matching(PoolTask(model, knowledge), zero_loss, pool, 5)
-    _, actual, _ = add({"params": params, "state": {}}, None, None)
+    _, actual, _ = jax.jit(lambda params: add({"params": params, "state": {}}, None, None))(params)
     for name in ("w", "b"):
         np.testing.assert_allclose(actual[name], expected[name], atol=1e-6)
     assert float(jnp.abs(expected["w"]).max()) > 1e-2
@@ -297,8 +302,8 @@ def test_matching_adds_to_cross_entropy(exact):
         return train_on_synthetic_pool(PoolTask(model, *targets), variables, pool, KEY, **settings)
 
     plain, both = train(), train(knowledge, exact)
-    term = jax.grad(lambda p: matching_over_the_pool(model, p, pool, knowledge))
-    expected = plain["params"]["w"] - 0.1 * term(variables["params"])["w"]
+    term = compute_matching_gradient(model, variables["params"], pool, knowledge)
+    expected = plain["params"]["w"] - 0.1 * term["w"]
     np.testing.assert_allclose(both["params"]["w"], expected, atol=2e-6)
     nothing = knowledge._replace(weight=jnp.float32(0))
     same = train(nothing, exact)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -87,7 +88,7 @@ def test_draw_segment_paper_preset():
     options = parse_config(SynthesisOptions, {"preset": "paper"})
     length, s = options.trajectory_rounds, options.segment_length
     trajectory = jnp.eye(length + 1)
-    draw = jax.vmap(lambda key: draw_segment(options, trajectory, key))
+    draw = jax.jit(jax.vmap(lambda key: draw_segment(options, trajectory, key)))
     starts, targets = map(np.asarray, draw(jax.random.split(jax.random.key(0), 3000)))
     assert (starts.min(), starts.max()) == (1, length - s)
     third = np.float32(1 / 3)
@@ -266,14 +267,14 @@ def test_starts_of_segments(starts):
     """The loss of an iteration is the loss from the start and to the target of its draw."""
     synthesis, _, hp, state = make_toy(path="line", starts=starts, inner_momentum=0.5)
     trajectory, key = jnp.asarray(real_trajectory()), jax.random.key(1)
-    _, log = synthesis.run_iteration(hp, state, trajectory, key)
+    _, log = jax.jit(synthesis.run_iteration)(hp, state, trajectory, key)
     path = compute_path(synthesis.options, trajectory)
     segment_key, unroll_key = jax.random.split(key)
-    start, target = draw_segment(synthesis.options, path, segment_key)
+    start, target = jax.jit(partial(draw_segment, synthesis.options))(path, segment_key)
     assert 0 < start < ROUNDS - 2  # the path differs from the rounds between its ends
     model = (path if starts == "path" else trajectory)[start]
-    args = (synthesis.task, unravel, model, state.data, unroll_key)
-    end = unroll(*args, num_steps=synthesis.options.inner_steps, momentum=0.5)
+    steps = {"num_steps": synthesis.options.inner_steps, "momentum": 0.5}
+    end = jax.jit(partial(unroll, synthesis.task, unravel, **steps))(model, state.data, unroll_key)
     np.testing.assert_allclose(log.matching_loss, matching_loss(end, model, target), rtol=1e-5)
 
 

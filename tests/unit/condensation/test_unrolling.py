@@ -26,7 +26,9 @@ def network(name):
     """-> (apply_params, flat weights, unravel), in float64."""
     kind, options = NETWORKS[name]
     model = make_model(kind, SHAPE, CLASSES, **options)
-    variables = jax.tree.map(lambda a: a.astype(jnp.float64), model.init(jax.random.key(0)))
+    variables = jax.tree.map(
+        lambda a: a.astype(jnp.float64), jax.jit(model.init)(jax.random.key(0))
+    )
 
     def apply_params(params, images, **axis_argument):
         variables_of_step = {**variables, "params": params}
@@ -244,7 +246,8 @@ def test_inner_epoch_begins_with_remainder():
         key = jax.random.key(0)
         return (unroll(task, *args, key, num_steps=num_steps, batch_size=4) ** 2).sum()
 
-    used = [np.abs(jax.grad(sum_end)(data.inputs, n)).max((1, 2, 3)) > 0 for n in range(1, 4)]
+    slope = jax.jit(jax.grad(sum_end), static_argnums=1)
+    used = [np.abs(slope(data.inputs, n)).max((1, 2, 3)) > 0 for n in range(1, 4)]
     assert [int(images.sum()) for images in used] == [2, 6, 6]
 
 
@@ -301,10 +304,11 @@ def test_mixed_mode_on_two_devices(batch_size):
 def test_unroll_vmap_over_starts():
     with enable_x64(True):
         loss, vector = make_loss()
-        starts, slope = jnp.stack([vector, 2 * vector]), jax.grad(loss)
+        starts, slope = jnp.stack([vector, 2 * vector]), jax.jit(jax.grad(loss))
         one_by_one = [slope(synthetic(), start) for start in starts]
         expected = jax.tree.map(lambda *leaves: jnp.stack(leaves), *one_by_one)
-        assert_equal(jax.vmap(slope, in_axes=(None, 0))(synthetic(), starts), expected)
+        slopes = jax.jit(jax.vmap(slope, in_axes=(None, 0)))
+        assert_equal(slopes(synthetic(), starts), expected)
 
 
 def test_backward_pass_stores_no_activations(reverse_mode):

@@ -89,7 +89,7 @@ def test_layer_matches_pytorch_formulas():
         return (y * slope).sum(), (y, updates["state"])
 
     inputs = jax.tree.map(jnp.float32, (variables["params"], x))
-    gradients, (y, state) = jax.grad(forward, argnums=(0, 1), has_aux=True)(*inputs)
+    gradients, (y, state) = jax.jit(jax.grad(forward, argnums=(0, 1), has_aux=True))(*inputs)
     rows, row_slopes = (array[:NUM_REAL].reshape(-1, 4) for array in (x, slope))
     expected, mean, variance, backward = normalize_rows(rows, scale, bias)
     by_x, by_scale, by_bias = backward(row_slopes)
@@ -190,7 +190,7 @@ def to_float64(tree):
 def make_task(network):
     with enable_x64(False):  # flax's statistics are float32
         task = Task(NETWORKS[network](), (0.0,) * 3, (1.0,) * 3)
-    return task, to_float64(task.model.init(jax.random.key(0)))
+    return task, to_float64(jax.jit(task.model.init)(jax.random.key(0)))
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_padding_has_no_effect_on_pool(matching):
     """FedDM's and FedAF's server."""
     with enable_x64():
         model = NETWORKS["convnet"]()
-        variables = to_float64(model.init(jax.random.key(0)))
+        variables = to_float64(jax.jit(model.init)(jax.random.key(0)))
         soft = jax.nn.softmax(jnp.arange(9.0).reshape(3, 3) % 4)
         targets = SoftLabelTargets(soft, jnp.ones(3, bool), jnp.float64(2), jnp.float64(2))
         loss = _make_batch_loss(PoolTask(model, targets if matching else None))
@@ -254,7 +254,7 @@ def test_padding_has_no_effect_on_pool(matching):
 def test_padding_has_no_effect_on_dynafed():
     with enable_x64():
         model = NETWORKS["convnet"]()
-        variables = to_float64(model.init(jax.random.key(0)))
+        variables = to_float64(jax.jit(model.init)(jax.random.key(0)))
         task = _make_task(model, variables, DynaFedOptions(), SINGLE_DEVICE)
 
         def mean_loss(params, batch):

@@ -91,7 +91,7 @@ def test_train_on_server_shared(kind, batch_size):
     with enable_x64(True):
         model = network(kind)
         task = Task(model, (0.1,), (2.0,))
-        start = jax.tree.map(lambda a: a.astype(float), model.init(jax.random.key(0)))
+        start = jax.tree.map(lambda a: a.astype(float), jax.jit(model.init)(jax.random.key(0)))
 
         def learn(sharing, *args):
             settings = {"batch_size": batch_size, "lr": 0.1, "epochs": 2}
@@ -115,7 +115,7 @@ def test_train_on_examples_with_uneven_batches(batch_size):
             training = ServerTraining(arguments, optax.sgd(0.1), parallelism=sharing)
             return train_on_examples(training, variables, examples, batches, EpochRange(1))
 
-        start = model.init(jax.random.key(0))
+        start = jax.jit(model.init)(jax.random.key(0))
         shared, alone = on_both(learn, start, examples_for(model, 11), KEY)
         assert_trees_all_close(shared, alone, rtol=1e-5, atol=1e-6)
 
@@ -123,7 +123,7 @@ def test_train_on_examples_with_uneven_batches(batch_size):
 @pytest.mark.parametrize("matching", [slow_case(None), "batch", slow_case("exact")])
 def test_train_on_synthetic_pool_shared(matching):
     model = network("batch norm")
-    start, data = model.init(jax.random.key(0)), examples_for(model, 10)
+    start, data = jax.jit(model.init)(jax.random.key(0)), examples_for(model, 10)
     pool = SyntheticPool(data.inputs.astype(jnp.float32), data.labels, jnp.arange(10) != 4)
     soft = jax.nn.softmax(jnp.asarray(np.random.default_rng(1).normal(size=(CLASSES, CLASSES))))
     knowledge = SoftLabelTargets(
@@ -148,7 +148,7 @@ def test_train_on_synthetic_pool_shared(matching):
 def test_fine_tune_shared(kind, batch_size):
     """Batches that the devices cannot share evenly are filled up, which batch norm masks."""
     model = network(kind)
-    variables, data = model.init(jax.random.key(0)), examples_for(model, 6)
+    variables, data = jax.jit(model.init)(jax.random.key(0)), examples_for(model, 6)
     labels = 3 * jax.nn.one_hot(data.labels, CLASSES)
     synthetic = SyntheticData(data.inputs.astype(jnp.float32), labels, jnp.float32(0.1))
 
@@ -265,7 +265,7 @@ def training_work(model):
             Task(model, (0.0,), (1.0,)), variables, examples, key, server_parallelism=sharing, **how
         )
 
-    return learn, model.init(jax.random.key(0)), examples_for(model, 64), KEY
+    return learn, jax.jit(model.init)(jax.random.key(0)), examples_for(model, 64), KEY
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_shared_pass_splits_work():
         task = Task(model, (0.0,), (1.0,))
         return sharing.map_samples(lambda x: compute_logits(task, variables, x), images)
 
-    work = passed, model.init(jax.random.key(0)), examples_for(model, 64).inputs
+    work = passed, jax.jit(model.init)(jax.random.key(0)), examples_for(model, 64).inputs
     assert share_of_operations(*work) == pytest.approx(1 / DEVICES, rel=0.2)
 
 

@@ -223,9 +223,9 @@ def test_equinox_state():
     variables = model.init(KEY)
     module, state = make_stateful_net(KEY)
 
+    @eqx.filter_jit
     def run(module, state):
-        outputs = jax.vmap(module, (0, None), (0, None), axis_name="batch")(IMAGES, state)
-        return outputs
+        return jax.vmap(module, (0, None), (0, None), axis_name="batch")(IMAGES, state)
 
     training = eqx.tree_at(lambda m: m.dropout.inference, module, True)
     expected, new_state = run(training, state)

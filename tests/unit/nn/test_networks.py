@@ -370,8 +370,10 @@ def test_dropout_follows_key():
     variables = perturbed(model)
     x = jnp.broadcast_to(jax.random.normal(KEY, (8, 8, 3)), (4, 8, 8, 3))
 
+    apply = jax.jit(model.apply, static_argnames="train")
+
     def logits(train, key):
-        return np.asarray(model.apply(variables, x, train=train, key=key)[0])
+        return np.asarray(apply(variables, x, train=train, key=key)[0])
 
     first, other = jax.random.key(1), jax.random.key(2)
     np.testing.assert_array_equal(logits(True, first), logits(True, first))

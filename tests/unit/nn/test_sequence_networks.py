@@ -17,8 +17,8 @@ RNG = np.random.default_rng(0)
 
 
 def get_outputs(model, inputs):
-    variables = jax.tree.map(lambda a: 1.5 * a, model.init(jax.random.key(0)))
-    outputs, _ = model.apply(variables, jnp.asarray(inputs), train=True)
+    variables = jax.tree.map(lambda a: 1.5 * a, jax.jit(model.init)(jax.random.key(0)))
+    outputs, _ = jax.jit(partial(model.apply, train=True))(variables, jnp.asarray(inputs))
     params = jax.tree.map(lambda a: np.asarray(a, np.float64), variables["params"])
     return np.asarray(outputs), params
 
@@ -154,7 +154,7 @@ def test_transformer_of_series_reads_all_positions():
         variables = model.init(jax.random.key(0))
         return model.apply(variables, x, train=False)[0][0, 0]
 
-    gradient = jax.grad(sum_outputs)(jnp.asarray(series))
+    gradient = jax.jit(jax.grad(sum_outputs))(jnp.asarray(series))
     assert np.abs(gradient[0]).max(1).min() > 1e-4
 
 
