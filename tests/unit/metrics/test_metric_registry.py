@@ -10,7 +10,14 @@ from support.data import make_domains_dataset, make_user_dataset
 from support.markers import slow_case
 from support.small_runs import assert_results_equal, final_model_logits, make_spec, run_spec
 
-from fedjax_het import ConfigError, MetricInfo, RunSpec, register_metric, simulate, sweep
+from fedjax_het import (
+    ConfigError,
+    MetricInfo,
+    RunSpec,
+    register_metric,
+    simulate,
+    sweep,
+)
 from fedjax_het.core.evaluation import evaluate, place_evaluation_set
 from fedjax_het.core.execution_plan import make_execution_plan
 from fedjax_het.core.gradient_diagnostics import GRADIENT_GAP_NAMES
@@ -25,6 +32,7 @@ from fedjax_het.metrics.registry import (
     parse_metrics,
 )
 from fedjax_het.nn import to_model
+from fedjax_het.runtime.sweep import plan_sweep
 
 DATA = make_user_dataset()
 OF_EXAMPLES = "class_accuracy, macro_f1, calibration, confusion"
@@ -296,7 +304,8 @@ def test_user_metric(tmp_path):
     expected = np.mean([label in two for two, label in zip(best, DATA.test_labels, strict=True)])
     assert result.metrics["top2"][-1] == pytest.approx(expected, abs=1e-6)
     assert result.spec.metrics == "top_two, macro_f1"
-    assert result.digest() != run_spec(make_spec(rounds=5)).digest()
+    ((plain_digest, _, _),) = plan_sweep([make_spec(rounds=5)], tmp_path, dataset=DATA)
+    assert result.digest() != plain_digest
 
 
 @pytest.mark.parametrize(
