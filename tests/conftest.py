@@ -129,7 +129,8 @@ def evict_compiled_programs():
     global _last_eviction
     yield
     if time.monotonic() - _last_eviction > 1:
+        memory.release_freed_memory()
         if memory.is_near_mmap_limit():
             jax.clear_caches()
-        evict_programs()
+            evict_programs()
         _last_eviction = time.monotonic()

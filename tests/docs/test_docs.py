@@ -92,16 +92,20 @@ def test_dotted_name_resolves(page):
 # --- commands -----------------------------------------------------------------------------------
 
 
-SLOW_WORDS = {"--preset", "--seeds", "all"}
+# Of the default preset; `test_presets_list_runs` lists the runs of these scripts, too.
+LONG_LISTS = {
+    f"python experiments/{script}"
+    for script in (
+        *("table1.py", "table1.py --methods all", "fedaf/table2.py", "privacy/epsilon.py"),
+        *("heterogeneity/atlas.py", "heterogeneity/systems.py"),
+        "fedamp/robustness.py --seeds 1 2 3 4 5",
+    )
+}
 
 
 def is_slow(command):
-    """Whether a command resolves many runs: of a preset, of several seeds or of all methods.
-
-    Without options it lists the runs of the default preset; the tests of the tables list them, too.
-    """
-    words = command.split()
-    return "experiments/" in command and (len(words) == 2 or bool(SLOW_WORDS & set(words)))
+    """Whether a command resolves many runs."""
+    return command in LONG_LISTS or ("experiments/" in command and "--preset" in command)
 
 
 def list_distinct_commands():
