@@ -92,13 +92,12 @@ def test_dotted_name_resolves(page):
 # --- commands -----------------------------------------------------------------------------------
 
 
-# Of the default preset; `test_presets_list_runs` lists the runs of these scripts, too.
+# Of the default preset; fast tests in `tests/papers` list or execute runs of these scripts, too.
 LONG_LISTS = {
     f"python experiments/{script}"
     for script in (
         *("table1.py", "table1.py --methods all", "fedaf/table2.py", "privacy/epsilon.py"),
         *("heterogeneity/atlas.py", "heterogeneity/systems.py"),
-        "fedamp/robustness.py --seeds 1 2 3 4 5",
     )
 }
 
