@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
+from fedjax_het.data.class_labels import resolve_classes
 from fedjax_het.data.validation import (
     InputValidator,
     NumTokens,
-    resolve_classes,
     validate_domains,
     validate_input_names,
     validate_users,
@@ -316,21 +316,23 @@ def dataset_from_arrays(
         `[N, F]` or series `[N, T, F]`: finite floats. Tokens `[N, T]`: integers in
         [0, num_tokens). Gray images `[N, H, W]`: uint8 or uint16. Several arrays of these kinds: a
         dictionary of them by name.
-      train_labels: training labels: classes, integers `[N]`; or the labels of `task`.
+      train_labels: training labels: classes, integers or texts `[N]`; or the labels of `task`.
       test_inputs: test inputs `[N_test, ...]`, in the format of `train_inputs`.
       test_labels: test labels, in the form of `train_labels`.
       name: name of the data set, shown in results.
       num_classes: number of classes; labels are then positions of classes, in [0, num_classes).
         Default: the number of `class_names`. Without both, the different labels in ascending order
-        are the classes: labels 1, 5 and 9 become 0, 1 and 2, and the classes have their names.
+        are the classes: labels 1, 5 and 9 become 0, 1 and 2, and the numbers or texts are the names
+        of the classes.
       mean: mean of each channel or feature (default: of the training inputs).
       std: standard deviation of each channel or feature (default: of the training inputs).
-      class_names: different names of the classes; a text gives one letter to each class.
+      class_names: different names of the classes; a text gives one letter to each class. Labels are
+        texts among the names, positions of names, or as many different numbers.
       note: facts that readers of results need.
-      train_domains: domain of each training example, integers `[N]` in [0, number of domains).
-      test_domains: domain of each test example, integers `[N_test]`. Every domain needs at least
-        one test example, so that its accuracy is a number.
-      domain_names: name of each domain. Default: the numbers of the domains.
+      train_domains: domain of each training example, integers or texts `[N]`; numbered as labels.
+      test_domains: domain of each test example, integers or texts `[N_test]`. Every domain needs at
+        least one test example, so that its accuracy is a number.
+      domain_names: name of each domain. Default: the numbers or texts of the domains.
       server_inputs: inputs from which the server learns with `server_data="user"`, at least one, in
         the format of `train_inputs`.
       server_labels: labels of `server_inputs`, in the form of `train_labels`.
@@ -375,30 +377,32 @@ def dataset_from_arrays(
     train = validator.validate("train_inputs", train_inputs)
     test = validator.validate("test_inputs", test_inputs, train)
     task_kind: type[TaskKind] = TASKS.require(task).make
-    train_labels = convert_labels(task_kind, "train_labels", train_labels, "train_inputs", train)
-    test_labels = convert_labels(task_kind, "test_labels", test_labels, "test_inputs", test)
-    server_examples = validate_server_examples(
-        server_inputs, server_labels, train, validator=validator, task_kind=task_kind
-    )
+    labels: dict[str, Any] = {"train_labels": train_labels, "test_labels": test_labels}
+    if server_labels is not None:
+        labels["server_labels"] = server_labels
     class_names = tuple(class_names)  # each letter of a text is a class name
     if task_kind.has_classes:
-        labels = {"train_labels": train_labels, "test_labels": test_labels}
-        if server_examples[1] is not None:
-            labels["server_labels"] = server_examples[1]
-        labels, num_classes, class_names = resolve_classes(labels, num_classes, class_names)
-        train_labels, test_labels = labels["train_labels"], labels["test_labels"]
-        server_examples = server_examples[0], labels.get("server_labels")
+        positions, num_classes, class_names = resolve_classes(labels, num_classes, class_names)
+        labels.update(positions)
+    train_labels = convert_labels(
+        task_kind, "train_labels", labels["train_labels"], "train_inputs", train
+    )
+    test_labels = convert_labels(
+        task_kind, "test_labels", labels["test_labels"], "test_inputs", test
+    )
+    server_examples = validate_server_examples(
+        *(server_inputs, labels.get("server_labels"), train),
+        validator=validator,
+        task_kind=task_kind,
+    )
+    if task_kind.has_classes:
+        warn_about_empty_classes(train_labels, num_classes or 0, class_names)
     else:
         expected = f"no value: labels of task {task} are no classes"
         require(num_classes in (None, 1), "num_classes", num_classes, expected)
+        require(not class_names, "class_names", class_names[:10], expected)
         num_classes = 1
         _require_equal_outputs(task_kind, train_labels, test_labels, tokens)
-    expected = f"{num_classes} names, one for each class, or none"
-    require(len(class_names) in (0, num_classes), "class_names", class_names[:10], expected)
-    expected = "different names"
-    require(len({*class_names}) == len(class_names), "class_names", class_names[:10], expected)
-    if task_kind.has_classes:
-        warn_about_empty_classes(train_labels, num_classes, class_names)
 
     mean, std = _validate_constants(train, mean, std)
     domains = {"train_domains": train_domains, "test_domains": test_domains}

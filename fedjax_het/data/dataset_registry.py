@@ -57,7 +57,7 @@ from fedjax_het.utils.registry import (
 # Facts of a source that become arguments of `dataset_from_arrays`.
 _FACTS = (
     *("class_names", "domain_names", "note", "source", "order", "task", "num_tokens"),
-    *("feature_names", "token_names"),
+    *("feature_names", "token_names", "channels"),
 )
 # (data_dir, cache_dir) -> (arrays, meta)
 ArrayReader = Callable[..., tuple[dict[str, np.ndarray], dict]]

@@ -110,7 +110,12 @@ def dataset_from_object(
     """
     splits, is_divided = {"train": train, "test": test}, test_fraction is not None
     if test is None and isinstance(train, Mapping):
-        train_name, test_name = choose_splits([str(key) for key in train], divides=is_divided)
+        split_names = [*map(str, train)]
+        expected = "splits such as train and test; a frame of pandas for columns"
+        require("train" in split_names or len(train) == 1, "train", split_names, expected)
+        train_name, test_name = choose_splits(
+            split_names, divides=is_divided, has_test_option=False
+        )
         splits = {"train": train[train_name], "test": train.get(test_name)}
     require(not is_divided or test is None, "test_fraction", test_fraction, "no test, or None")
     if is_divided:

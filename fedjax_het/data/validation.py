@@ -6,6 +6,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
+from fedjax_het.data.class_labels import number_labels
 from fedjax_het.utils.array_validation import (
     MAX_CLASSES,
     require_below,
@@ -13,15 +14,13 @@ from fedjax_het.utils.array_validation import (
     to_integers,
     validate_labels,
 )
-from fedjax_het.utils.config import Bounds, validate
+from fedjax_het.utils.config import Bounds
 from fedjax_het.utils.errors import ConfigError, display_name, make_value_error, require
 from fedjax_het.utils.input_kinds import FrozenMapping, count_rows
 from fedjax_het.utils.memory_maps import iter_blocks
 
 # Standardized images have far smaller values; images in 0..255 as floats have larger ones.
 MAX_FLOAT_PIXEL = 20.0
-# Labels with gaps: more classes than this number need 10 examples each on average.
-_MAX_UNSTATED_CLASSES, _MIN_EXAMPLES_PER_CLASS = 100, 10
 NumClasses = Annotated[int, Bounds(1, MAX_CLASSES)]
 NumTokens = Annotated[int, Bounds(2, 2**31 - 1)]
 Seed = Annotated[int, Bounds(0, 2**128 - 1)]  # range of NumPy's generators
@@ -280,10 +279,9 @@ def validate_inputs(
     kind = array.dtype.kind
     if kind in "iu" and not are_features:
         # Integers have three meanings, which no check can tell apart.
-        floats = f"{argument}.astype('float32')"
-        expected = f"num_tokens for tokens [N, T], or {floats} for features"
+        expected = "num_tokens for tokens [N, T], or floats for features"
         if array.ndim == 3:
-            expected = f"{argument}[..., None] for gray images, or {floats} for series"
+            expected = "uint8 or [N, H, W, 1] for gray images (of a column: image=COLUMN), or floats for series"
         raise make_value_error(argument, f"{array.dtype} {array.shape}", expected)
     require(kind in "iufb", f"dtype of {argument}", str(array.dtype), "floats, or truth values")
     _require_finite(argument, array)
@@ -347,72 +345,16 @@ def require_same_format(argument: str, inputs: np.ndarray, train_inputs: np.ndar
     require(is_valid, f"format of {argument}", actual, f"{expected}, as the training {noun} have")
 
 
-def resolve_classes(
-    labels: Mapping[str, np.ndarray], num_classes: Any, class_names: Sequence[str]
-) -> tuple[dict[str, np.ndarray], int, tuple[str, ...]]:
-    """Return labels as positions of classes, and the number and the names of the classes.
-
-    With `num_classes` or `class_names`, labels are positions already. Otherwise the different
-    labels of all splits, in ascending order, are the classes: labels 1, 5 and 9 become 0, 1 and 2,
-    and the numbers become the names.
-
-    Args:
-      labels: labels by argument name, int32 arrays that are not negative.
-      num_classes: the user's number, or None.
-      class_names: the user's names, or none.
-
-    Returns:
-      `(labels, num_classes, class_names)`.
-
-    Raises:
-      ConfigError: if there are fewer than 2 classes or more than 65536, or if a label is not below
-        `num_classes`. Also if labels with gaps have few examples each, as numbers of a regression.
-    """
-    labels, class_names = dict(labels), tuple(class_names)
-    numbers = np.unique(np.concatenate(list(labels.values())))
-    if num_classes is None and not class_names:
-        if len(numbers) == 1:
-            argument, found = display_name(", ".join(labels)), f"all labels are {numbers[0]}"
-            raise ConfigError(f"{argument}: {found}: expected at least two classes")
-        if numbers[-1] >= len(numbers):
-            num_examples = sum(map(len, labels.values()))
-            if len(numbers) > max(_MAX_UNSTATED_CLASSES, num_examples / _MIN_EXAMPLES_PER_CLASS):
-                found = f"{len(numbers):,} different labels of {num_examples:,} examples"
-                argument = display_name(", ".join(labels))
-                raise ConfigError(
-                    f"{argument}: {found}: expected num_classes={numbers[-1] + 1}, or "
-                    'task="regression" if labels are numbers'
-                )
-            class_names = tuple(map(str, numbers))
-            _log.warning(
-                "note: the %d different labels, %s, are the classes (num_classes=%d of "
-                "dataset_from_arrays makes each label the position of its class)",
-                len(numbers),
-                ", ".join(class_names[:5]) + (", ..." if len(numbers) > 5 else ""),
-                numbers[-1] + 1,
-            )
-            labels = {
-                name: np.searchsorted(numbers, array).astype(np.int32)
-                for name, array in labels.items()
-            }
-            return labels, len(numbers), class_names
-    if num_classes is None:
-        num_classes = max(len(class_names), int(numbers[-1]) + 1)
-    num_classes = validate("num_classes", num_classes, Annotated[int, Bounds(2, MAX_CLASSES)])
-    for argument, array in labels.items():
-        require_below(argument, array, num_classes)
-    return labels, num_classes, class_names
-
-
 def validate_domains(
     domains: dict[str, Any], domain_names: Sequence[str], inputs: Sequence[Any]
 ) -> tuple[np.ndarray | None, np.ndarray | None, tuple[str, ...]]:
     """Check the domains of the examples of both splits.
 
     Args:
-      domains: domains by argument name, of training and test, in this order; integers `[N]` or
-        None.
-      domain_names: name of each domain; empty: the domains are named by their numbers.
+      domains: domains by argument name, of training and test, in this order; integers or texts
+        `[N]`, or None.
+      domain_names: name of each domain; empty: the domains have the names of `number_labels`, or
+        their numbers.
       inputs: inputs of training and test, `[N, ...]`, or arrays by name.
 
     Returns:
@@ -428,6 +370,7 @@ def validate_domains(
         require(not domain_names, "domain_names", domain_names, "none without train_domains")
         return None, None, ()
     require(not missing, (missing or [""])[0], None, "an array, since the other split has domains")
+    domains, domain_names = number_labels(domains, domain_names, "domain")
     train_domains, test_domains = (
         validate_labels(name, values, name.replace("domains", "inputs"), split_inputs, "domain")
         for (name, values), split_inputs in zip(domains.items(), inputs, strict=True)

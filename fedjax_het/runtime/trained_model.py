@@ -34,6 +34,7 @@ from fedjax_het.metrics.registry import (
 )
 from fedjax_het.nn import compute_network_digest
 from fedjax_het.runtime.compiled_programs import build_algorithm
+from fedjax_het.runtime.name_matching import match_names
 from fedjax_het.runtime.signature import Signature, build_signature
 from fedjax_het.tasks import TASKS, TaskKind
 from fedjax_het.tasks.checks import convert_labels, make_kind
@@ -596,7 +597,8 @@ def evaluate(
 
     Raises:
       ConfigError: for inputs of another shape, type or scale, another task, or another number of
-        classes.
+        classes. Also for names of classes, features or categories that the model does not have;
+        names in another order are matched.
 
     Example:
       >>> from fedjax_het import RunSpec, evaluate, load_dataset, simulate
@@ -606,10 +608,8 @@ def evaluate(
     """
     expected = f"{model.input_spec.task!r}, as the model has"
     require(dataset.task == model.input_spec.task, "task of dataset", dataset.task, expected)
-    num_classes = model.input_spec.num_classes
-    expected, actual = f"{num_classes}, as the model has", dataset.num_classes
-    require(actual == num_classes, "num_classes of dataset", actual, expected)
     inputs, labels = (getattr(dataset, f"{split}_{part}") for part in ("inputs", "labels"))
+    inputs, labels = match_names(model.input_spec, dataset, inputs, labels)
     return model.evaluate(inputs, labels)
 
 

@@ -4,7 +4,13 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_het.utils.errors import ConfigError, make_value_error, require, summarize_error
+from fedjax_het.utils.errors import (
+    ConfigError,
+    display_name,
+    make_value_error,
+    require,
+    summarize_error,
+)
 from fedjax_het.utils.input_kinds import count_rows
 
 # A network has an output for each class: larger numbers are labels with another meaning.
@@ -99,7 +105,7 @@ def validate_labels(
     expected = f"integers [N], a {kind} for each example"
     labels = to_array(argument, labels, expected)
     if labels.ndim == 2:
-        expected += f", such as {argument}.{'ravel()' if labels.shape[1] == 1 else 'argmax(-1)'}"
+        expected += f", such as {display_name(argument)}.{'ravel()' if labels.shape[1] == 1 else 'argmax(-1)'}"
     elif labels.dtype.kind == "f" and np.isnan(labels).any():
         first = int(np.isnan(labels).argmax())
         raise make_value_error(f"{argument}[{first}]", "nan", f"a {kind}: no missing value")
@@ -107,12 +113,12 @@ def validate_labels(
         if kind == "label":
             expected += ', or the argument task="regression"'
     elif labels.dtype.kind in "fb":
-        expected += f", such as {argument}.astype(int)"
+        expected += f", such as {display_name(argument)}.astype(int)"
     elif labels.dtype.kind in "SU":
-        expected += f", such as np.unique({argument}, return_inverse=True)[1]"
+        expected += f", such as np.unique({display_name(argument)}, return_inverse=True)[1]"
     labels = to_integers(argument, labels, expected)
     num_examples = count_rows(inputs)
-    expected = f"len({inputs_argument}) = {num_examples}"
+    expected = f"{num_examples}, the length of {display_name(inputs_argument)}"
     require(len(labels) == num_examples, f"len({argument})", len(labels), expected)
     require_below(argument, labels, MAX_CLASSES, kind)
     return np.ascontiguousarray(labels, dtype=np.int32).view()

@@ -26,6 +26,7 @@ def read_csv_dataset(
     *,
     label: str | None = None,
     client: str | None = None,
+    domain: str | None = None,
     inputs: tuple[str, ...] | None = None,
     text: str | None = None,
     unit: TextUnit = "words",
@@ -47,7 +48,9 @@ def read_csv_dataset(
         train.csv and test.csv.
       cache_dir: not used.
       label: column of the labels. Default: a column named label, labels, target, class or y.
-      client: column of the clients. Default: a column named client, user or subject.
+      client: column of the clients. Default: a column named client, user, subject, ... or one of
+        these with `_id`.
+      domain: column of the domains. Default: a column named domain, domain_id or style.
       inputs: columns of numbers and texts. Default: all other columns.
       text: column of texts that become tokens, in place of `inputs`.
       unit: tokens of a text, words or characters.
@@ -71,9 +74,9 @@ def read_csv_dataset(
     tables = {name: dict(frames[name].items()) for name in names if name is not None}
     arrays, facts = convert_tables(
         tables,
-        Columns(inputs=inputs, text=text, label=label, client=client),
+        Columns(inputs=inputs, text=text, label=label, client=client, domain=domain),
         InputOptions(unit=unit, length=length, num_tokens=num_tokens, task=task),
-        conventions={kind: CONVENTIONS[kind] for kind in ("label", "client")},
+        conventions={kind: CONVENTIONS[kind] for kind in ("label", "client", "domain")},
     )
     return join_splits(arrays, *names, test_fraction, facts.get("task")), facts | {
         "source": "csv",
@@ -105,6 +108,15 @@ def _read_frame(path: Path) -> "pd.DataFrame":
         with warnings.catch_warnings():  # of rows that have more values than the header
             warnings.simplefilter("error", pd.errors.ParserWarning)
             frame = pd.read_csv(path, sep=separator, index_col=False)
+        with_missing = [
+            name
+            for name, column in frame.items()
+            if column.hasnans and any(isinstance(value, str) for value in column)
+        ]
+        if with_missing:  # texts such as NA are no missing values in a column of texts
+            options = {"usecols": with_missing, "dtype": str, "keep_default_na": False}
+            texts = pd.read_csv(path, sep=separator, index_col=False, na_values=[""], **options)
+            frame[with_missing] = texts[with_missing]
     except pd.errors.ParserWarning as error:
         raise ConfigError(
             f"{path} has rows with more values than the header: expected a name for each column"

@@ -129,7 +129,9 @@ def _open_folder(folder: Path) -> tuple[Tables, str]:
         return _open_files({"train": _list_arrow_files(folder)})
     splits: dict[str, list[Path]] = {}
     for path in sorted(folder.rglob("*.parquet")):
-        match = _SPLIT.match(path.name) or _SPLIT.match(path.parent.name)
+        match = _SPLIT.match(path.name)
+        if match is None and path.parent != folder:
+            match = _SPLIT.match(path.parent.name)
         splits.setdefault(match[1] if match else "train", []).append(path)
     for name, paths in splits.items():
         parents = sorted({path.parent for path in paths})

@@ -22,7 +22,6 @@ from fedjax_het.data.sources.splits import SplitArrays, TestFraction, load_split
 from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.errors import ConfigError, require
 
-_SMALL_IMAGE = 64  # pixels; fewer numbers are more often features
 _log = logging.getLogger("fedjax_het")
 
 
@@ -30,7 +29,7 @@ def read_leaf(
     location: str,
     cache_dir: Any = None,
     *,
-    shape: tuple[PositiveInt, ...] | None = None,
+    shape: tuple[PositiveInt, ...] | PositiveInt | None = None,
     test_fraction: TestFraction | None = None,
 ) -> Content:
     """Read images, features, series or texts by user from the JSON files of LEAF.
@@ -46,9 +45,8 @@ def read_leaf(
         these in `data/`.
       cache_dir: folder of decoded data sets, see `dataset_cache_folder`.
       shape: [H,W,C] of an image, [T,F] of a series, or [F] of features. Default: a square image,
-        gray or of three channels, if all values of all users are pixels: integers in 0..255, these
-        divided by 255, or for at least 64 values any floats in [0, 1]. Otherwise features, or
-        series for nested lists.
+        gray or of three channels, if all values of all users are integers in 0..255, or these
+        divided by 255; otherwise features, or series for nested lists.
       test_fraction: fraction of each user's examples that becomes the test split, if there is no
         folder `test`.
 
@@ -60,6 +58,7 @@ def read_leaf(
         texts.
     """
     splits = _find_files(Path(location))
+    shape = (shape,) if isinstance(shape, int) else shape
 
     def read(chosen: Mapping[str, list[Path]]) -> tuple[SplitArrays, dict[str, Any]]:
         users = {split: [*_iter_users(files)] for split, files in chosen.items()}
@@ -75,7 +74,7 @@ def read_leaf(
         test_fraction=test_fraction,
         has_test_option=False,
     )
-    return arrays, {**facts, "source": "leaf", "order": USER_ORDER}
+    return arrays, {**facts, "source": "leaf", "order": USER_ORDER, "channels": "last"}
 
 
 def _find_files(folder: Path) -> dict[str, list[Path]]:
@@ -88,6 +87,8 @@ def _find_files(folder: Path) -> dict[str, list[Path]]:
         for files in (root / "all_data", root):
             if paths := sorted(files.glob("*.json")):
                 return {"train": paths}
+    if not folder.is_dir():
+        raise ConfigError(f"no folder {folder}")
     raise ConfigError(
         f"{folder} has no known format: expected train/*.json and test/*.json of LEAF"
     )
@@ -154,28 +155,24 @@ def _to_examples(
 
 
 def _guess_shape(arrays: list[np.ndarray]) -> tuple[int, ...]:
-    """Return the shape of images if all values are pixels, else of series or features."""
+    """Return the shape of images if all values are levels of pixels, else of series or features."""
     shape = arrays[0].shape[1:]
-    size = math.prod(shape)
-    is_small = size < _SMALL_IMAGE
-    if not all(_are_pixels(array, is_small) for array in arrays):
+    image_shape: tuple[int, ...] | None = (*shape, 1)[:3]
+    if len(shape) <= 1:
+        image_shape = guess_shape(math.prod(shape)) if shape else None
+    if image_shape is None:
         return shape or (1,)
-    image_shape = guess_shape(*shape) if len(shape) == 1 else (*shape, 1)[:3]
-    if image_shape is not None and is_small:
-        _log.warning(
-            "note: lists of %d numbers are images %s; shape=[%d] makes them features",
-            size,
-            image_shape,
-            size,
-        )
-    return image_shape or shape
-
-
-def _are_pixels(values: np.ndarray, must_be_levels: bool) -> bool:
-    """Return whether values are in the range of pixels; or exact gray levels."""
-    if must_be_levels:
-        return to_levels(values) is not None
-    return bool(values.min() >= 0 and values.max() <= (1 if values.dtype.kind == "f" else 255))
+    noun, other = "features" if len(shape) == 1 else "series", "images"
+    if all(to_levels(array) is not None for array in arrays):
+        shape, image_shape, noun, other = image_shape, shape, "images", noun
+    _log.warning(
+        "note: x has %s %s; shape=[%s] makes %s of them",
+        noun,
+        shape,
+        ",".join(map(str, image_shape)),
+        other,
+    )
+    return shape
 
 
 def _to_classes(characters: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedjax_het.data.sources.source import FILE_ORDER, Content, Source, to_indices
+from fedjax_het.data.sources.source import FILE_ORDER, Content, Source
 from fedjax_het.data.validation import move_channels_last
 from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.errors import ConfigError, suggest_name, summarize_error
@@ -83,32 +83,24 @@ def read_npz_dataset(
         if inputs.ndim == 3 and series is not None:
             inputs = inputs.astype(np.float32) if series else inputs[..., None]
         arrays[name] = move_channels_last(keys[name] or name, inputs, channels)
-    for name in ("train_labels", "test_labels"):
-        if arrays[name].shape[1:] == (1,):
-            arrays[name] = arrays[name][:, 0]
     _warn_about_unknown_arrays(location, stored)
     argument_names = {name: key or _NAMES[name][0] for name, key in keys.items()}
     meta: dict[str, Any] = {"source": "npz", "order": FILE_ORDER, "argument_names": argument_names}
     for name, option, convert in (("task", task, str), ("num_tokens", num_tokens, int)):
         if (value := _get_scalar(location, stored, name, convert, option)) is not None:
             meta[name] = value
-    for kind, names in (("labels", "class_names"), ("domains", "domain_names")):
+    for names in ("class_names", "domain_names"):
         meta[names] = tuple(map(str, stored.get(names, ())))
-        both = [
-            arrays[f"{split}_{kind}"] for split in ("train", "test") if f"{split}_{kind}" in arrays
-        ]
-        if len(both) == 2 and all(array.dtype.kind == "U" for array in both):
-            both, meta[names] = to_indices(both, meta[names])
-            arrays |= dict(zip((f"train_{kind}", f"test_{kind}"), both, strict=True))
     return arrays, meta
 
 
 def _warn_about_unknown_arrays(location: str, stored: dict[str, np.ndarray]) -> None:
-    """Log a warning about arrays whose names are similar to a name that has a meaning."""
+    """Log the arrays that have no meaning, with the name that is near."""
     known = {*(alias for aliases in _NAMES.values() for alias in aliases), *_OTHER_NAMES}
     for name in sorted(stored.keys() - known):
-        if (suggestion := suggest_name(name, known - stored.keys())) is not None:
-            _log.warning("%s: array %r is not read: did you mean %r?", location, name, suggestion)
+        suggestion = suggest_name(name, known - stored.keys())
+        advice = "" if suggestion is None else f": did you mean {suggestion!r}?"
+        _log.warning("note: %s: array %r is not read%s", location, name, advice)
 
 
 def _get_scalar(
@@ -139,6 +131,8 @@ def _load(path: Path) -> dict[str, np.ndarray]:
         raise
     except Exception as error:  # NumPy parses headers with Python's tokenizer
         reason = summarize_error(error)
+        if "allow_pickle" in str(error) or "pickled" in str(error):
+            reason = "it has Python objects; array.astype(str) makes texts of them"
         raise ConfigError(
             f"{path} cannot be read ({reason}): expected an archive of numbers and texts, as "
             "np.savez writes it"

@@ -120,16 +120,20 @@ def choose_splits(
       ConfigError: if a split is missing.
     """
     text = ", ".join(names) or "none"
-    train = next(iter(names)) if len(names) == 1 else train
+    if len(names) == 1 and not {*names} & {*_TEST_NAMES}:
+        train = next(iter(names))
     if train not in names:
-        raise ConfigError(f"no split {train!r} (splits: {text}): expected train=SPLIT")
+        expected = "expected train=SPLIT" if has_test_option else "expected it"
+        raise ConfigError(f"no split {train!r} (splits: {text}): {expected}")
     if divides:
         if unused := [name for name in _TEST_NAMES if name in names and name != train]:
             _log.warning("note: test_fraction divides the split %r; not used: %r", train, unused[0])
         return train, None
     candidates = _TEST_NAMES if test is None else (test,)
     chosen = next((name for name in candidates if name in names), None)
-    if chosen is None or chosen == train:
+    if chosen is not None and chosen == train:
+        raise ConfigError(f"test = {test!r} is the training split: expected another split")
+    if chosen is None:
         expected = "test=SPLIT, or test_fraction=0.2" if has_test_option else "test_fraction=0.2"
         raise ConfigError(
             f"no split {candidates[0]!r} for tests (splits: {text}): expected {expected} to divide "

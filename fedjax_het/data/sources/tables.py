@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fedjax_het.data.class_labels import to_label_array
 from fedjax_het.data.image_decoding import IMAGE_SUFFIXES, decode_images
 from fedjax_het.data.sources.features import convert_features
-from fedjax_het.data.sources.source import to_indices
 from fedjax_het.data.sources.splits import SplitArrays
 from fedjax_het.data.sources.texts import (
     DEFAULT_LENGTH,
@@ -395,11 +395,11 @@ def _convert_labels(
         if not is_number:
             raise ConfigError(f"column {column!r} has texts: expected numbers for task={task}")
         return arrays, facts
-    if is_whole and (class_names or all(array.min() >= 0 for array in arrays)):
-        return [array.astype(np.int64) for array in arrays], facts | {"class_names": class_names}
-    texts = [array.astype(str) for array in arrays]
-    indices, class_names = to_indices(texts, class_names)
-    return indices, facts | {"class_names": class_names}
+    arrays = [
+        to_label_array(f"column {column!r} of split {split!r}", array)
+        for split, array in zip(values, arrays, strict=True)
+    ]
+    return arrays, facts | {"class_names": class_names}
 
 
 def _convert_groups(
@@ -409,6 +409,4 @@ def _convert_groups(
     arrays = _read_column(f"{kind}s", values, column)
     if not all(array.dtype.kind in "iu" for array in arrays):
         arrays = [array.astype(str) for array in arrays]
-        if kind == "domain":
-            arrays, names = to_indices(arrays, names)
     return arrays, {"domain_names": names} if kind == "domain" else {}

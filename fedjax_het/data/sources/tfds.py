@@ -384,6 +384,8 @@ def read_folder(
         the splits train and test, and the features image, of one shape, and label.
     """
     folder = Path(location).absolute()
+    if not folder.is_dir():
+        raise ConfigError(f"no folder {location}; data_dir names the folder of relative paths")
     parent = folder.parent if (folder / "dataset_info.json").is_file() else folder
     dataset = PublishedDataset("", parent.name)
     if parent == folder:

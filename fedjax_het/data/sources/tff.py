@@ -63,7 +63,7 @@ def read_tff(
         test_fraction=test_fraction,
         has_test_option=False,
     )
-    return arrays, {**facts, "source": "tff", "order": USER_ORDER}
+    return arrays, {**facts, "source": "tff", "order": USER_ORDER, "channels": "last"}
 
 
 def _find_files(path: Path) -> dict[str, Path]:

@@ -200,7 +200,10 @@ class Endless:
             "leaves no test example of 2 examples with 2 labels: expected a larger one, or task=",
         ),
         ({"train": [(IMAGE, 0)] * 2, "test": [(IMAGE, 0)]}, "expected at least two classes"),
-        ({"train": {"a": 1, "b": 2}}, "no split 'train' .splits: a, b"),
+        (
+            {"train": {"a": 1, "b": 2}},
+            r"train = \['a', 'b'\]: expected splits such as train and test",
+        ),
         (
             {"train": [(IMAGE, 0), (IMAGE[:1], 1)], "test": [(IMAGE, 0)]},
             r"shapes \(2, 2\) and \(1, 2\)",

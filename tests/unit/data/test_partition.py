@@ -458,7 +458,7 @@ def test_by_domain():
         ),
         ({"domains": np.array([0, 0, 0, 2, 2, 2])}, "training examples of 1 = 0"),
         ({"domains": None}, "partition = 'by_domain': expected a data set whose examples have"),
-        ({"domains": DOMAINS[:4]}, r"len\(domains\) = 4: expected len\(labels\) = 6"),
+        ({"domains": DOMAINS[:4]}, r"len\(domains\) = 4: expected 6, the length of labels"),
         ({"domains": DOMAINS - 1}, r"domains\[1\] = -1: expected a domain"),
         ({"alpha": 0.1}, r"no parameter 'alpha' \(it takes none\)"),
     ],

@@ -141,7 +141,7 @@ def make_dataset(task, labels, inputs=INPUTS, **settings):
         ("survival", np.zeros(6, int), "shape of train_labels"),
         ("survival", np.full((6, 2), 2), "of -1, 0 and 1"),
         ("survival", [[0, 1, 0]] * 6, "-1 after each -1 and each 1"),
-        ("classification", np.zeros(6), "astype"),
+        ("classification", np.full(6, 0.5), "expected integers or texts"),
     ],
 )
 def test_invalid_labels(task, labels, message):

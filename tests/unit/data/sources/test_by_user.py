@@ -129,22 +129,27 @@ def write_lists(folder, inputs):
 
 def test_lists_of_numbers_are_features(tmp_path, caplog):
     """FedProx's synthetic data have 60 normal numbers; `shape` makes series and images."""
-    features = np.random.default_rng(0).normal(size=(8, 64))
-    name = write_lists(tmp_path / "normal", features)
-    dataset = load_dataset(name)
-    assert dataset.input_shape == (64,) and dataset.num_tokens is None and not caplog.records
+    features = np.random.default_rng(0).normal(size=(8, 60))
+    dataset = load_dataset(write_lists(tmp_path / "normal", features))
+    assert dataset.input_shape == (60,) and dataset.num_tokens is None and not caplog.records
     users = dataset.train_users == "a"
     assert {*map(tuple, dataset.train_inputs[users])} <= {*map(tuple, np.float32(features))}
-    for shape in ((64,), (16, 4), (8, 8, 1)):
-        text = ",".join(map(str, shape))
-        assert load_dataset(f"{name}&shape=[{text}]").input_shape == shape
-    nested = load_dataset(write_lists(tmp_path / "nested", features.reshape(8, 16, 4)))
+    fractions = np.random.default_rng(0).random((8, 64))
+    name = write_lists(tmp_path / "fractions", fractions)
+    assert load_dataset(name).input_shape == (64,)
+    assert "x has features (64,); shape=[8,8,1] makes images of them" in caplog.text
+    for option, shape in (
+        ("[64]", (64,)),
+        ("64", (64,)),
+        ("[16,4]", (16, 4)),
+        ("[8,8,1]", (8, 8, 1)),
+    ):
+        assert load_dataset(f"{name}&shape={option}").input_shape == shape
+    nested = load_dataset(write_lists(tmp_path / "nested", fractions.reshape(8, 16, 4)))
     assert nested.input_shape == (16, 4)
-    fractions = load_dataset(write_lists(tmp_path / "fractions", features[:, :16] % 1))
-    assert fractions.input_shape == (16,) and not caplog.records
-    small = load_dataset(write_lists(tmp_path / "small", np.arange(8 * 9).reshape(8, 9)))
-    assert small.input_shape == (3, 3, 1)
-    assert "lists of 9 numbers are images (3, 3, 1); shape=[9] makes them features" in caplog.text
+    levels = load_dataset(write_lists(tmp_path / "levels", np.arange(8 * 9).reshape(8, 9)))
+    assert levels.input_shape == (3, 3, 1)
+    assert "x has images (3, 3, 1); shape=[9] makes features of them" in caplog.text
 
 
 @pytest.mark.parametrize(

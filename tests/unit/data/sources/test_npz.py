@@ -86,8 +86,9 @@ def test_names_near_a_known_name_are_logged(tmp_path, caplog):
     arrays = random_splits((6, 6, 1), 4)
     users, extra = np.zeros(4, int), np.zeros(2)
     load_dataset(save(tmp_path / "a.npz", arrays, clients_train=users, thumbnails=extra))
-    (record,) = [r.getMessage() for r in caplog.records if "is not read" in r.getMessage()]
-    assert "'clients_train'" in record and "did you mean 'client_train'?" in record
+    first, second = [r.getMessage() for r in caplog.records if "is not read" in r.getMessage()]
+    assert "'clients_train'" in first and "did you mean 'client_train'?" in first
+    assert second.endswith("array 'thumbnails' is not read")
 
 
 def test_run_equals_run_of_arrays(tmp_path):
@@ -194,7 +195,7 @@ def test_damaged_facts(tmp_path, stored, message):
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
-        ("y_train", np.array([0, -1, 1, 0]), r"y_train\[1\] = -1: expected a label in"),
+        ("y_train", np.array([0, -1, 1, 0]), r"y_train\[1\] = -1: expected a label, not"),
         ("y_train", np.array([0, np.nan, 1, 0]), r"y_train\[1\] = 'nan': .* no missing value"),
         ("client_train", np.zeros(3, int), r"len\(client_train\) = 3: expected 4"),
         ("client_test", np.zeros(4, int), "client_train = None: expected users"),
