@@ -32,7 +32,7 @@ SHOWN = {
         f"experiments/{paper}/RESULTS.md": f"benchmarks/{paper}.md"
         for paper in (
             *("dynafed", "fedaf", "fedamp", "fsl", "niid_bench", "pfllib"),
-            *("heterogeneity", "leaderboard", "privacy", "text"),
+            *("heterogeneity", "leaderboard", "privacy", "robustness", "text"),
         )
     },
     "experiments/ACROSS.md": "benchmarks/across.md",
