@@ -1,5 +1,6 @@
 """Registries of named entries, and the signatures of the functions that users register."""
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
@@ -150,18 +151,28 @@ def get_keyword_parameters(
       >>> get_keyword_parameters(lambda rng, alpha, size=3: None, exclude=("rng",))
       {'alpha': REQUIRED, 'size': 3}
     """
+    try:
+        parameters = _list_parameters(function)
+    except TypeError:  # an object without a hash
+        parameters = _list_parameters.__wrapped__(function)
+    return {name: default for name, default in parameters if name not in exclude}
+
+
+@functools.lru_cache(maxsize=1000)  # inspection takes a tenth of the resolution of settings
+def _list_parameters(function: Callable[..., Any]) -> tuple[tuple[str, Any], ...]:
+    """Return name and default of each parameter that a call can pass by name."""
     # A metaclass, such as flax.nnx's, hides the signature of `__init__`.
     is_hidden = isinstance(function, type) and type(function).__call__ is not type.__call__
     target = cast(Any, function).__init__ if is_hidden else function
     try:
         parameters = [*inspect.signature(target).parameters.values()][is_hidden:]
     except (TypeError, ValueError):  # a function written in C
-        return {}
-    return {
-        parameter.name: REQUIRED if parameter.default is parameter.empty else parameter.default
-        for parameter in parameters
-        if parameter.kind in _KEYWORD_KINDS and parameter.name not in exclude
-    }
+        return ()
+    return tuple(
+        (p.name, REQUIRED if p.default is p.empty else p.default)
+        for p in parameters
+        if p.kind in _KEYWORD_KINDS
+    )
 
 
 def call_with_supported(
