@@ -266,9 +266,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("benchmark", choices=BENCHMARKS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--rounds", type=int, help="number of rounds (default: 12)")
     parser.add_argument("--rows", nargs="+", help="names of rows (default: all)")
     arguments = parser.parse_args()
     benchmark = BENCHMARKS[arguments.benchmark]
+    benchmark = benchmark._replace(rounds=arguments.rounds or benchmark.rounds)
     dataset = load_dataset(benchmark.dataset)
     for rules in benchmark.rules:
         for seed in arguments.seeds:

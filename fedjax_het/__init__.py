@@ -12,9 +12,11 @@ _startup.configure_jax_when_imported()
 
 # The two lists are equal: the first is for type checkers and editors, the second for imports.
 if TYPE_CHECKING:
+    from fedjax_het.aggregation import register_aggregation as register_aggregation
     from fedjax_het.algorithms import register_method as register_method
     from fedjax_het.analysis.inspection import describe as describe
     from fedjax_het.analysis.inspection import list_methods as list_methods
+    from fedjax_het.attacks import register_attack as register_attack
     from fedjax_het.config.grid import grid as grid
     from fedjax_het.config.run_spec import RunSpec as RunSpec
     from fedjax_het.core.optimizers import register_optimizer as register_optimizer
@@ -50,8 +52,10 @@ if TYPE_CHECKING:
 
 # Imported when first used, so that `import fedjax_het` stays fast.
 _NAMES_BY_MODULE = {
+    "aggregation": ("register_aggregation",),
     "algorithms": ("register_method",),
     "analysis.inspection": ("describe", "list_methods"),
+    "attacks": ("register_attack",),
     "config.grid": ("grid",),
     "config.run_spec": ("RunSpec",),
     "core.optimizers": ("register_optimizer",),

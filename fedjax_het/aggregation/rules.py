@@ -18,6 +18,7 @@ from fedjax_het.aggregation.base import (
     compute_squared_distances,
     scale_changes,
 )
+from fedjax_het.core.schedule import compute_cohort_size
 from fedjax_het.utils.arrays import expand_like, normalize_weights
 from fedjax_het.utils.config import Bounds, PositiveFloat, PositiveInt
 
@@ -107,6 +108,14 @@ class TrimmedMean(RobustAggregation):
         ranks = jnp.arange(len(updates.weights))
         return _average_sorted(updates, (ranks >= num_trimmed) & (ranks < count - num_trimmed))
 
+    def list_warnings(self, run):
+        """Return a warning if no value is left out."""
+        count = compute_cohort_size(run.num_clients, run.participation)
+        if math.floor(self.fraction * count):
+            return []
+        setting = f"trimmed_mean:fraction={self.fraction:g}"
+        return [f"aggregation {setting} is the mean: it leaves out none of {count} updates"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class GeometricMedian(RobustAggregation):
@@ -189,6 +198,22 @@ class Krum(RobustAggregation):
         weights = jnp.zeros(len(scores)).at[order].set(jnp.arange(len(scores)) < num_selected)
         return average_changes(updates.changes, weights / jnp.maximum(num_selected, 1))
 
+    def list_warnings(self, run):
+        """Return warnings if all updates are averaged, or if there are few for the assumption."""
+        warnings, count = [], compute_cohort_size(run.num_clients, run.participation)
+        if self.selected >= count:
+            warnings.append(
+                f"aggregation krum:selected={self.selected} averages all {count} updates"
+            )
+        num_malicious = math.floor(self.fraction * count)
+        if count <= 2 * num_malicious + 2:
+            setting = f"krum:fraction={self.fraction:g}"
+            warnings.append(
+                f"aggregation {setting} assumes {num_malicious} malicious of {count} updates: Krum's "
+                f"guarantee needs more than {2 * num_malicious + 2}"
+            )
+        return warnings
+
 
 @dataclass(frozen=True, kw_only=True)
 class CenteredClipping(RobustAggregation):
@@ -253,6 +278,15 @@ class Bucketing(Aggregation):
     description: ClassVar[str] = "random groups of clients are averaged before the next rule"
     strength: ClassVar[str] = "size"
     neutral: ClassVar[float | None] = 1
+
+    def list_warnings(self, run):
+        """Return a warning if one bucket has all updates."""
+        count = compute_cohort_size(run.num_clients, run.participation)
+        if self.size < count:
+            return []
+        return [
+            f"aggregation bucketing:size={self.size} is the mean: one bucket of {count} updates"
+        ]
 
     def group(self, updates: ClientUpdates, key: jax.Array) -> ClientUpdates:
         """Return the averages of the buckets.

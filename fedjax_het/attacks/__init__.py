@@ -16,6 +16,42 @@ ATTACK_SETTING: KindSetting[Attack] = KindSetting(
 ATTACKS = ATTACK_SETTING.registry
 """Kinds of attacks by name, in the order of their application."""
 
+
+def register_attack(kind: type) -> type:
+    """Register an attack of the user for runs, sweeps and reports, until the process ends.
+
+    Args:
+      kind: frozen dataclass that inherits `UpdateAttack` or `LabelAttack` and has the class
+        variable `name`. Its fields are the parameters of the attack and have defaults. The first
+        line of its docstring is its default `description`.
+
+    Returns:
+      The class, so that the function also serves as its decorator.
+
+    Raises:
+      ConfigError: if `kind` is no such class, or if its name belongs to an attack of the package or
+        is not an identifier.
+
+    Example:
+      >>> from dataclasses import dataclass
+      >>> from typing import ClassVar
+      >>> import jax
+      >>> from fedjax_het import RunSpec, register_attack
+      >>> from fedjax_het.attacks import UpdateAttack
+      >>> @register_attack
+      ... @dataclass(frozen=True, kw_only=True)
+      ... class FreeRider(UpdateAttack):
+      ...     "The update is zero."
+      ...     name: ClassVar[str] = "free_rider"
+      ...     def forge(self, updates, is_malicious, key):
+      ...         return jax.tree.map(lambda u: 0 * u, updates.changes)
+      >>> RunSpec(attack="free_rider:fraction=0.3").resolved().attack
+      {'free_rider.fraction': 0.3}
+    """
+    ATTACK_SETTING.register(kind, (UpdateAttack, DataAttack))
+    return kind
+
+
 __all__ = [
     "ALIE",
     "ATTACKS",
@@ -30,4 +66,5 @@ __all__ = [
     "ScaledUpdate",
     "SignFlip",
     "UpdateAttack",
+    "register_attack",
 ]

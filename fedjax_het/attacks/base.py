@@ -57,6 +57,13 @@ class Attack(Kind):
         is_malicious[order[: round(self.fraction * num_clients)]] = True
         return is_malicious
 
+    def list_warnings(self, run):
+        """Return a warning if no client is malicious."""
+        if round(self.fraction * run.num_clients):
+            return []
+        setting = f"{self.name}:fraction={self.fraction:g}"
+        return [f"attack {setting}: no client of {run.num_clients} is malicious"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateAttack(Attack):

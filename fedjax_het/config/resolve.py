@@ -425,6 +425,9 @@ def _resolve_privacy(raw: RunSettings, spec: RunSettings, skews: tuple[Skew, ...
         expected = f"examples that no client holds, such as held_out, with {name}"
         require(is_valid, "server_data", spec.server_data, expected)
     if not isinstance(mechanism, ClientLevel):
+        for model in SYSTEM_SETTING.parse(raw.system):
+            expected = f"no value with {name}: the server reads losses of clients without noise"
+            require(not isinstance(model, AdaptiveSelection), "system", model.name, expected)
         return spec
     for setting in ("aggregation", "compression"):
         value = ", ".join(getattr(raw, setting)) if setting == "aggregation" else raw.compression
