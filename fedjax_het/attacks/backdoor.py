@@ -130,6 +130,11 @@ class BackdoorTrigger(FeatureSkew):
     reads_positions: ClassVar[bool] = True
     changes_tests: ClassVar[bool] = False
 
+    @property
+    def source(self):
+        """Setting and kind of the attack."""
+        return f"attack {self.attack.name!r}"
+
     def validate_images(self, input_shape):
         """Require images that are larger than the trigger."""
         height, width = input_shape[:2]

@@ -182,6 +182,11 @@ class MaliciousLabels(LabelSkew):
     strength: ClassVar[str] = "seed"
     neutral: ClassVar[float | None] = None
 
+    @property
+    def source(self):
+        """Setting and kind of the attack."""
+        return f"attack {self.attack.name!r}"
+
     def change_labels(self, rng, clients, labels, num_classes):
         """Replace the labels of the malicious clients."""
         malicious = np.flatnonzero(self.attack.choose_clients(len(clients), self.seed))

@@ -438,7 +438,7 @@ def assign_data(
     skews = list_skews(spec)
     for skew in skews:
         if skew.needs_classes:
-            dataset.task_kind.require_classes(f"skew {skew.name!r}")
+            dataset.task_kind.require_classes(skew.source)
     num_classes, seed = dataset.num_classes, spec.partition_seed
     _warn_about_partition(all_clients, spec if user_partition is None else None)
     tests = None

@@ -133,7 +133,7 @@ def select_active(
         active = _call(skew, skew.select_active, *arguments)
         expected = f"{NUM_PHASES} lists, one for each phase"
         is_valid = isinstance(active, Sequence) and len(active) == NUM_PHASES
-        require(is_valid, f"return value of skew {skew.name!r}", active, expected)
+        require(is_valid, f"return value of {skew.source}", active, expected)
         active = [_require_positions(skew, own, len(clients), len(labels)) for own in active]
         phases = [
             [np.intersect1d(*pair) for pair in zip(*both, strict=True)]
@@ -176,7 +176,7 @@ def assign_skews(
             )
             is_valid = changed.shape == labels.shape and bool(np.isin(changed, classes).all())
             expected = f"{len(labels)} labels from 0 to {num_classes - 1}"
-            require(is_valid, f"return value of skew {skew.name!r}", changed, expected)
+            require(is_valid, f"return value of {skew.source}", changed, expected)
             labels = changed.astype(labels.dtype)
             own_maps = _call(
                 skew, skew.make_label_maps, _make_rng(skew, seed), len(clients), num_classes
@@ -187,7 +187,7 @@ def assign_skews(
     skewed = dataclasses.replace(dataset, train_labels=labels) if has_label_skew else None
     features = [skew for skew in skews if isinstance(skew, FeatureSkew)]
     for skew in features:
-        require_input_kind(f"skew {skew.name!r}", shape, dataset.num_tokens, IMAGE_KINDS)
+        require_input_kind(skew.source, shape, dataset.num_tokens, IMAGE_KINDS)
         skew.validate_images(shape)
     parameters = [
         _call(skew, skew.make_parameters, _make_rng(skew, seed), len(clients), shape)
@@ -208,7 +208,7 @@ def _require_positions(
     skew: Skew, clients: Any, num_clients: int, num_examples: int
 ) -> list[np.ndarray]:
     """Return the positions of each client's examples if a skew returned valid positions."""
-    description = f"return value of skew {skew.name!r}"
+    description = f"return value of {skew.source}"
     expected = f"{num_clients} arrays of positions, one for each client"
     require(isinstance(clients, Sequence), description, clients, expected)
     require(len(clients) == num_clients, f"length of {description}", len(clients), expected)
@@ -250,7 +250,7 @@ def _validate_transform(
     transformed = _call(skew, partial(jax.eval_shape, transform), images, *parameters)
     is_valid = getattr(transformed, "shape", None) == images.shape
     expected = f"images {images.shape}, like the argument"
-    require(is_valid, f"return value of skew {skew.name!r}", transformed, expected)
+    require(is_valid, f"return value of {skew.source}", transformed, expected)
 
 
 def _make_rng(skew: Skew, seed: int) -> np.random.Generator:

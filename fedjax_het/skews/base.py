@@ -28,6 +28,11 @@ class Skew(Kind):
     needs_classes: ClassVar[bool] = False
     """Whether the skew reads classes; otherwise it works for every task."""
 
+    @property
+    def source(self) -> str:
+        """Setting that made the skew, and its kind, for messages."""
+        return f"skew {self.name!r}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class LevelSkew(Skew):

@@ -145,6 +145,19 @@ def test_settings_without_effect_are_logged(settings, message, caplog):
     assert [r for r in caplog.records if re.search(message, r.getMessage())]
 
 
+@pytest.mark.parametrize(
+    ("attack", "dataset", "message"),
+    [
+        ("label_flip", "diabetes", "attack 'label_flip' reads classes"),
+        ("backdoor", "breast_cancer", "attack 'backdoor' does not accept features"),
+    ],
+)
+def test_data_that_an_attack_does_not_accept(attack, dataset, message):
+    settings = SETTINGS | {"dataset": dataset, "partition": "iid"}
+    with pytest.raises(ConfigError, match=message):
+        simulate(RunSpec(**settings, attack=attack))
+
+
 def test_selection_by_losses_has_no_example_level_privacy():
     settings = {"participation": 0.5, "system": "power_of_choice:losses=current,factor=2"}
     with pytest.raises(
