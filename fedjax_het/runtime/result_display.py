@@ -1,5 +1,6 @@
 """Results as text, HTML and arrays with named dimensions."""
 
+import functools
 import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -13,7 +14,9 @@ from fedjax_het.algorithms import METHODS
 from fedjax_het.config.kind_settings import KIND_SETTINGS
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.config.settings import HYPERPARAMETER_SETTINGS, SETTINGS_BY_HYPERPARAMETER
-from fedjax_het.data.dataset_registry import require_dataset_name
+from fedjax_het.core.optimizers import OPTIMIZERS
+from fedjax_het.data.dataset_registry import DATASETS, require_dataset_name
+from fedjax_het.nn.networks import NETWORKS
 from fedjax_het.tasks.wording import get_score_name
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.text import (
@@ -278,8 +281,33 @@ def _resolve_defaults(spec: RunSpec, options: dict[str, Any]) -> ResolvedRunSpec
         require_dataset_name(dataset)
     except ConfigError:
         dataset = "digits"
-    choices = {name: getattr(spec, name) for name in ("model", "protocol", "local_optimizer")}
-    return RunSpec(spec.algorithm, dataset, options=options, **choices).resolved()
+    entries: tuple[tuple[str | None, Any], ...] = (
+        *((spec.algorithm, METHODS), (dataset, DATASETS)),
+        *((spec.model, NETWORKS), (spec.local_optimizer, OPTIMIZERS)),
+    )
+    is_constant = all(name is None or name in registry.built_in for name, registry in entries)
+    resolve = _resolve_defaults_of if is_constant else _resolve_defaults_of.__wrapped__
+    choices = (spec.model, spec.protocol, spec.local_optimizer)
+    return resolve(spec.algorithm, dataset, json.dumps(options, sort_keys=True), *choices)
+
+
+@functools.lru_cache(maxsize=256)  # entries of the package do not change
+def _resolve_defaults_of(
+    algorithm: str,
+    dataset: str,
+    options: str,
+    model: str | None,
+    protocol: str | None,
+    local_optimizer: str | None,
+) -> ResolvedRunSpec:
+    return RunSpec(
+        algorithm,
+        dataset,
+        options=json.loads(options),
+        model=model,
+        protocol=protocol,
+        local_optimizer=local_optimizer,
+    ).resolved()
 
 
 def format_outcome(result: DisplayedResult) -> str:
