@@ -110,7 +110,7 @@ class ALIE(UpdateAttack):
     """
 
     z: Annotated[float, Bounds(0, 100)] | None = None
-    "Number of standard deviations; None: by the rule above."
+    "Number of standard deviations; None: z of the paper, Phi^-1((n - s) / n)."
     name: ClassVar[str] = "alie"
     description: ClassVar[str] = "malicious clients hide inside the spread of updates (ALIE)"
 

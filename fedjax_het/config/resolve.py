@@ -430,7 +430,8 @@ def _resolve_privacy(raw: RunSettings, spec: RunSettings, skews: tuple[Skew, ...
             require(not isinstance(model, AdaptiveSelection), "system", model.name, expected)
         return spec
     for setting in ("aggregation", "compression"):
-        value = ", ".join(getattr(raw, setting)) if setting == "aggregation" else raw.compression
+        kinds = dict.fromkeys(key.partition(".")[0] for key in raw.aggregation)
+        value = ", ".join(kinds) if setting == "aggregation" else raw.compression
         expected = f"no value with {name}, whose noise is for the mean of clipped updates"
         require(not value, setting, value, expected)
     drifts = ", ".join(skew.name for skew in skews if isinstance(skew, DriftSkew))

@@ -72,7 +72,9 @@ class ClientLevel(PrivacyMechanism):
     description: ClassVar[str] = "clipped updates and noise at the server (DP-FedAvg)"
 
     def check(self) -> None:
-        """Check that adaptive clipping can divide the noise."""
+        """Check that adaptive clipping can divide the noise, and that it is used."""
+        is_valid = self.count_std is None or self.quantile is not None
+        require(is_valid, "count_std", self.count_std, "no value without quantile")
         is_valid = self.count_std is None or 2 * self.count_std > self.noise_multiplier
         expected = f"more than noise_multiplier / 2 = {self.noise_multiplier / 2:g}"
         require(is_valid, "count_std", self.count_std, expected)

@@ -234,7 +234,7 @@ class KindSetting(Generic[KindT]):
             fields = self._parse_text(item) if isinstance(item, str) else _to_fields(item)
             for name, field_value in fields.items():
                 if name in settings:
-                    raise make_value_error(self.name, item, f"{name} once")
+                    raise make_value_error(self.name, item, f"{name.partition('.')[0]} once")
                 settings[name] = field_value
         return settings
 

@@ -219,7 +219,7 @@ def test_forms_of_the_setting_are_equal():
         ("label", "skew = 'label': expected a field and its value, as in label:alpha=0.1"),
         ("label:alpha=0", "skew label:alpha = 0: expected a number in"),
         ({"noise.std": [0.1, 0.2]}, "skew noise:std = .*expected one value: only a sweep accepts"),
-        (["noise:std=1", "noise:std=2"], "skew = 'noise:std=2': expected noise.std once"),
+        (["noise:std=1", "noise:std=2"], "skew = 'noise:std=2': expected noise once"),
         (["label:alpha=0.1", "domain"], "skew = .*expected one kind of partition"),
         ("permutation:levels=ramp", "levels = 'ramp': expected groups"),
         (3, "skew = 3: expected a list of skews"),

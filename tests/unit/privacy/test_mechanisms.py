@@ -22,7 +22,8 @@ def test_texts_and_objects_agree():
         (ClientLevel, {"clip_norm": 0}, "clip_norm"),
         (ClientLevel, {"delta": 1}, "delta"),
         (ClientLevel, {"quantile": 1.5}, "quantile"),
-        (ClientLevel, {"noise_multiplier": 2, "count_std": 1}, "count_std"),
+        (ClientLevel, {"noise_multiplier": 2, "count_std": 1}, "count_std = 1: .*without quantile"),
+        (ClientLevel, {"noise_multiplier": 2, "quantile": 0.5, "count_std": 1}, "count_std"),
         (ExampleLevel, {"clip_norm": -1}, "clip_norm"),
     ],
 )
