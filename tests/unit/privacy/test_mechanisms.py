@@ -22,7 +22,11 @@ def test_texts_and_objects_agree():
         (ClientLevel, {"clip_norm": 0}, "clip_norm"),
         (ClientLevel, {"delta": 1}, "delta"),
         (ClientLevel, {"quantile": 1.5}, "quantile"),
-        (ClientLevel, {"noise_multiplier": 2, "count_std": 1}, r"count_std = 1\.0: .*without quantile"),
+        (
+            ClientLevel,
+            {"noise_multiplier": 2, "count_std": 1},
+            r"count_std = 1\.0: .*without quantile",
+        ),
         (ClientLevel, {"noise_multiplier": 2, "quantile": 0.5, "count_std": 1}, "count_std"),
         (ExampleLevel, {"clip_norm": -1}, "clip_norm"),
     ],
