@@ -18,8 +18,8 @@ from fedjax_het.aggregation.base import (
     compute_squared_distances,
     scale_changes,
 )
-from fedjax_het.core.schedule import compute_cohort_size
 from fedjax_het.utils.arrays import expand_like, normalize_weights
+from fedjax_het.utils.cohorts import compute_cohort_size
 from fedjax_het.utils.config import Bounds, PositiveFloat, PositiveInt
 
 Tree = Any

@@ -26,8 +26,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule
-from fedjax_het.core.schedule import compute_cohort_size
 from fedjax_het.data import DATASETS
+from fedjax_het.utils.cohorts import compute_cohort_size
 from fedjax_het.utils.errors import require_name
 
 # Proxy data of a server are examples that no client holds. Papers take them from another data set,

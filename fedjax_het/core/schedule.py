@@ -27,6 +27,7 @@ from fedjax_het.core.work_items import (
     concatenate_aranges,
     find_present,
 )
+from fedjax_het.utils.cohorts import compute_cohort_size
 
 
 class ScheduleShape(NamedTuple):
@@ -675,24 +676,6 @@ def stack_rounds(rounds: Sequence[RoundSchedule], num_rounds: int) -> RoundSched
     """
     rounds = [*rounds, *[rounds[-1]] * (num_rounds - len(rounds))]
     return RoundSchedule(*map(np.stack, zip(*rounds, strict=True)))
-
-
-def compute_cohort_size(num_clients: int, participation: float) -> int:
-    """Return the number of clients sampled each round.
-
-    Args:
-      num_clients: clients of the federation, K.
-      participation: share of the clients, rounded down to a number of at least 1.
-
-    Returns:
-      The number of clients, S.
-
-    Example:
-      >>> from fedjax_het.core.schedule import compute_cohort_size
-      >>> compute_cohort_size(10, 0.25)
-      2
-    """
-    return max(1, int(num_clients * participation + 1e-9))
 
 
 def with_state_rows(schedule: RoundSchedule, ids: np.ndarray, num_rows: int) -> RoundSchedule:

@@ -26,7 +26,7 @@ from fedjax_het.core.memory import (
     min_over_processes,
     total_free_bytes,
 )
-from fedjax_het.core.schedule import Scheduler, compute_cohort_size
+from fedjax_het.core.schedule import Scheduler
 from fedjax_het.data import Dataset
 from fedjax_het.nn import Model
 from fedjax_het.nn.micro_batch import choose_micro_batch_size
@@ -42,6 +42,7 @@ from fedjax_het.runtime.placement import (
 )
 from fedjax_het.runtime.signature import Signature, to_items
 from fedjax_het.utils.arrays import make_key
+from fedjax_het.utils.cohorts import compute_cohort_size
 from fedjax_het.utils.errors import ConfigError, display_name, summarize_error
 
 _FLOAT_BYTES = 4

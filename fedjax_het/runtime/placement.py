@@ -24,13 +24,14 @@ from fedjax_het.core.autotune import (
 from fedjax_het.core.contract_checks import without_trace_frames
 from fedjax_het.core.execution_plan import LANES_AXIS, RUNS_AXIS, ExecutionPlan, make_execution_plan
 from fedjax_het.core.memory import free_host_bytes, min_over_processes, usable_free_bytes
-from fedjax_het.core.schedule import Scheduler, compute_cohort_size
+from fedjax_het.core.schedule import Scheduler
 from fedjax_het.data import Dataset
 from fedjax_het.nn import count_training_flops
 from fedjax_het.runtime.compiled_programs import CompiledPrograms
 from fedjax_het.runtime.device_report import describe_environment
 from fedjax_het.runtime.signature import Signature, to_items
 from fedjax_het.utils.arrays import make_key
+from fedjax_het.utils.cohorts import compute_cohort_size
 from fedjax_het.utils.config import Bounds, validate_fields
 from fedjax_het.utils.errors import require, require_name
 from fedjax_het.utils.memory_maps import is_memory_mapped

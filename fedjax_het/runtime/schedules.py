@@ -21,7 +21,6 @@ from fedjax_het.core.schedule import (
     RoundSettings,
     Scheduler,
     ScheduleShape,
-    compute_cohort_size,
     merge_segment_ends,
     stack_rounds,
     with_state_rows,
@@ -39,6 +38,7 @@ from fedjax_het.systems import (
     has_poisson_sampling,
 )
 from fedjax_het.utils.arrays import make_key
+from fedjax_het.utils.cohorts import compute_cohort_size
 from fedjax_het.utils.errors import ConfigError, display_name, require
 
 

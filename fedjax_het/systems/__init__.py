@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from fedjax_het.core.schedule import compute_cohort_size
 from fedjax_het.systems.asynchronous import AsynchronousSimulation
 from fedjax_het.systems.availability import (
     AvailabilityModel,
@@ -24,6 +23,7 @@ from fedjax_het.systems.selection import (
     SelectionBySize,
 )
 from fedjax_het.systems.simulation import SystemSimulation, validate_combination
+from fedjax_het.utils.cohorts import compute_cohort_size
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.kinds import KindSetting
 

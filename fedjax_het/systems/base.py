@@ -6,7 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from fedjax_het.core.rng import Stream, make_host_rng
-from fedjax_het.core.schedule import compute_cohort_size
+from fedjax_het.utils.cohorts import compute_cohort_size
 from fedjax_het.utils.errors import display_name
 from fedjax_het.utils.kinds import Kind
 
