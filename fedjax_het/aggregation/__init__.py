@@ -19,6 +19,7 @@ from fedjax_het.aggregation.rules import (
     NormClipping,
     TrimmedMean,
 )
+from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.kinds import KindSetting
 
 _KINDS: tuple[type[Aggregation], ...] = (
@@ -33,6 +34,7 @@ AGGREGATIONS = AGGREGATION_SETTING.registry
 """Kinds of aggregation by name, in the order of their application."""
 
 
+@validate_arguments
 def register_aggregation(kind: type) -> type:
     """Register a rule of the user for runs, sweeps and reports, until the process ends.
 

@@ -4,6 +4,7 @@ from fedjax_het.attacks.backdoor import Backdoor
 from fedjax_het.attacks.base import Attack, DataAttack, LabelAttack, UpdateAttack
 from fedjax_het.attacks.labels import LabelFlip
 from fedjax_het.attacks.updates import ALIE, GaussianUpdate, InnerProduct, ScaledUpdate, SignFlip
+from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.kinds import KindSetting
 
 _KINDS: tuple[type[Attack], ...] = (
@@ -17,6 +18,7 @@ ATTACKS = ATTACK_SETTING.registry
 """Kinds of attacks by name, in the order of their application."""
 
 
+@validate_arguments
 def register_attack(kind: type) -> type:
     """Register an attack of the user for runs, sweeps and reports, until the process ends.
 

@@ -30,7 +30,9 @@ from support.stored_results import write_result
 
 import fedjax_het
 from fedjax_het import ConfigError, MetricInfo, Placement, RunSpec, analysis, data, nn
+from fedjax_het.aggregation import Median
 from fedjax_het.analysis.render import TableSection, TextTable
+from fedjax_het.attacks import SignFlip
 from fedjax_het.runtime import (
     benchmark,
     result_store,
@@ -213,6 +215,8 @@ def make_good_calls(folder) -> dict[str, dict]:
         "list_methods": {},
         "register_partition": {"name": "mine", "split": lambda rng, labels: []},
         "register_skew": {"kind": Noise},
+        "register_attack": {"kind": SignFlip},
+        "register_aggregation": {"kind": Median},
         "register_system": {"kind": Speed},
         "register_task": {"kind": Regression},
         "measure_split": run,
