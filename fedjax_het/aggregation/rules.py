@@ -111,7 +111,7 @@ class TrimmedMean(RobustAggregation):
     def list_warnings(self, run):
         """Return a warning if no value is left out."""
         count = compute_cohort_size(run.num_clients, run.participation)
-        if math.floor(self.fraction * count):
+        if int(_take_fraction(self.fraction, count)):
             return []
         setting = f"trimmed_mean:fraction={self.fraction:g}"
         return [f"aggregation {setting} is the mean: it leaves out none of {count} updates"]
@@ -205,7 +205,7 @@ class Krum(RobustAggregation):
             warnings.append(
                 f"aggregation krum:selected={self.selected} averages all {count} updates"
             )
-        num_malicious = math.floor(self.fraction * count)
+        num_malicious = int(_take_fraction(self.fraction, count))
         if count <= 2 * num_malicious + 2:
             setting = f"krum:fraction={self.fraction:g}"
             warnings.append(
@@ -314,7 +314,7 @@ class Bucketing(Aggregation):
         return ClientUpdates(changes, (members * updates.weights).sum(1), counts > 0)
 
 
-def _take_fraction(fraction: float, count: jax.Array) -> jax.Array:
+def _take_fraction(fraction: float, count: jax.Array | int) -> jax.Array:
     """Return floor(fraction * count), int32; a product that rounding lowers is not rounded down."""
     return jnp.floor(jnp.float32(fraction) * count + 1e-4).astype(jnp.int32)
 

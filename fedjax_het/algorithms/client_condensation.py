@@ -234,7 +234,7 @@ class ClientCondensation:
         """Return the method. Raises ConfigError for a network without `embed`."""
         require_parts(self.model, "embed")
         shape, bits = self.model.input_shape, self.options.upload_bits
-        resolve_strategy(self.options.augment_strategy, shape, "augment_strategy")
+        _ = self.augment_strategy  # raises ConfigError for a strategy that needs images
         expected = f"32, as inputs of shape {tuple(shape)} have no range of pixels"
         require(bits == 32 or len(shape) == 3, "upload_bits", bits, expected)
         return Algorithm(
@@ -253,6 +253,12 @@ class ClientCondensation:
     def model(self) -> Model:
         """Network of the task."""
         return self.training.task.model
+
+    @property
+    def augment_strategy(self) -> str:
+        """Strategy of the augmentation of these inputs."""
+        strategy = self.options.augment_strategy
+        return resolve_strategy(strategy, self.model.input_shape, "augment_strategy")
 
     @property
     def is_per_client(self) -> bool:
@@ -365,7 +371,7 @@ class ClientCondensation:
             return tuple(clip_rows((array,), hp["dp_clip"])[0] for array in (features, logits))
 
         def augment_inputs(inputs):
-            return augment(augment_key, inputs, strategy=options.augment_strategy, siamese=True)
+            return augment(augment_key, inputs, strategy=self.augment_strategy, siamese=True)
 
         real = augment_inputs(self.training.task.normalize(batch.inputs))
         means: Any = mean_embedding(embed, real, batch.mask, model.cached_samples)

@@ -59,7 +59,7 @@ class Attack(Kind):
 
     def list_warnings(self, run):
         """Return a warning if no client is malicious."""
-        if round(self.fraction * run.num_clients):
+        if self.choose_clients(run.num_clients, seed=0).any():
             return []
         setting = f"{self.name}:fraction={self.fraction:g}"
         return [f"attack {setting}: no client of {run.num_clients} is malicious"]

@@ -26,6 +26,7 @@ from fedjax_het import (
     sweep,
 )
 from fedjax_het.algorithms import METHODS
+from fedjax_het.condensation import DSA_STRATEGY
 from fedjax_het.tasks import TASKS
 from fedjax_het.tasks.survival import encode_survival
 
@@ -201,6 +202,9 @@ def test_condensation_of_features(method):
     result = simulate(spec)
     assert result.synthetic_dataset().inputs.shape[1:] == dataset.input_shape
     assert np.isfinite(result.metrics["test_loss"]).all()
+    images_only = options | {"augment_strategy": DSA_STRATEGY}
+    augmented = simulate(RunSpec(method, dataset="breast_cancer", options=images_only, **settings))
+    np.testing.assert_array_equal(augmented.metrics["test_loss"], result.metrics["test_loss"])
     options["augment_strategy"] = "flip"
     with pytest.raises(ConfigError, match="expected 'none', as inputs of shape"):
         simulate(RunSpec(method, dataset="breast_cancer", options=options, **settings))
