@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedjax_het.data.author_files import AuthorDataset, read_frame
+from fedjax_het.data.class_labels import to_indices
 from fedjax_het.data.sources.features import convert_features
-from fedjax_het.data.sources.source import Content, to_indices
+from fedjax_het.data.sources.source import Content
 from fedjax_het.data.sources.splits import join_splits
 from fedjax_het.utils.errors import ConfigError
 

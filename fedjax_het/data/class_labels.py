@@ -6,7 +6,12 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from fedjax_het.utils.array_validation import MAX_CLASSES, require_below, to_array
+from fedjax_het.utils.array_validation import (
+    MAX_CLASSES,
+    describe_expected_labels,
+    require_below,
+    to_array,
+)
 from fedjax_het.utils.config import Bounds, validate
 from fedjax_het.utils.errors import ConfigError, display_name, make_value_error, require
 
@@ -39,17 +44,11 @@ def to_label_array(argument: str, values: Any, kind: str = "label") -> np.ndarra
         array = to_array(argument, values, expected)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
-    elif array.ndim == 2:
-        expected += f", such as {display_name(argument)}.argmax(-1)"
-    elif array.dtype.kind == "f":
-        if np.isnan(array).any():
-            first = int(np.isnan(array).argmax())
-            raise make_value_error(f"{argument}[{first}]", "nan", f"a {kind}: no missing value")
-        is_whole = (array == np.floor(array)) & (np.abs(array) < _MAX_WHOLE_FLOAT)
-        if is_whole.all():
+    else:
+        expected = describe_expected_labels(argument, array, kind, expected)
+        is_float = array.ndim == 1 and array.dtype.kind == "f"
+        if is_float and ((array == np.floor(array)) & (np.abs(array) < _MAX_WHOLE_FLOAT)).all():
             array = array.astype(np.int64)
-        elif kind == "label":
-            expected += ', or the argument task="regression"'
     is_too_large = array.dtype.kind == "u" and array.max(initial=0) > np.iinfo(np.int64).max
     is_valid = (
         array.ndim == 1
@@ -57,11 +56,35 @@ def to_label_array(argument: str, values: Any, kind: str = "label") -> np.ndarra
         and (array.dtype.kind in "iubSU" or array.shape == (0,))
     )
     require(is_valid, argument, f"{array.dtype} {array.shape}", expected)
-    return array.astype(np.int64 if array.dtype.kind in "iu" or not len(array) else str)
+    dtype = np.int64 if array.dtype.kind in "iu" or not len(array) else str
+    return array.astype(dtype, copy=False)
+
+
+def to_indices(
+    texts: Sequence[np.ndarray], names: Sequence[str] = ()
+) -> tuple[list[np.ndarray], tuple[str, ...]]:
+    """Replace texts, such as class names, by their positions in a list of names.
+
+    Args:
+      texts: texts of each split, `[N]`.
+      names: valid names in their order. Default: all texts in ascending order.
+
+    Returns:
+      Positions of each split, int32 `[N]`, and the names.
+
+    Raises:
+      ConfigError: if a text is not among the names.
+    """
+    names = tuple(names) or tuple(map(str, np.unique(np.concatenate(texts))))
+    positions = {name: position for position, name in enumerate(names)}
+    try:
+        return [np.array([positions[t] for t in ts.tolist()], np.int32) for ts in texts], names
+    except KeyError as error:
+        raise ConfigError(f"the name {error} is not among {', '.join(names[:10])}") from error
 
 
 def number_labels(
-    labels: Mapping[str, Any], names: Sequence[str] = (), kind: str = "label"
+    labels: Mapping[str, np.ndarray], names: Sequence[str] = (), kind: str = "label"
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     """Replace labels by positions in a list of names.
 
@@ -71,15 +94,15 @@ def number_labels(
     names belong to the different labels in ascending order, and texts must be among the names.
 
     Args:
-      labels: labels by argument name, see `to_label_array`.
+      labels: labels by argument name, as `to_label_array` returns them.
       names: the user's names, or none.
       kind: the noun for one entry, for messages: "label" or "domain".
 
     Returns:
-      `(positions, names)`, positions int64 `[N]` by argument name.
+      `(positions, names)`, positions `[N]` by argument name.
 
     Raises:
-      ConfigError: if labels have another form, or do not fit the names.
+      ConfigError: if some labels are integers and others texts, or if they do not fit the names.
 
     Example:
       >>> import numpy as np
@@ -89,7 +112,7 @@ def number_labels(
       ([1, 0, 1], ('cat', 'dog'))
     """
     names = tuple(names)
-    arrays = {name: to_label_array(name, values, kind) for name, values in labels.items()}
+    arrays = dict(labels)
     kinds = {name: "texts" if a.dtype.kind == "U" else "integers" for name, a in arrays.items()}
     first_name, first_kind = next(iter(kinds.items()))
     for name, own_kind in kinds.items():
@@ -103,12 +126,8 @@ def number_labels(
                 first = int(np.argmin(is_name))
                 expected = f"one of {', '.join(names[:10])}"
                 raise make_value_error(f"{name}[{first}]", str(array[first]), expected)
-        names = names or tuple(different.tolist())
-        positions = {text: position for position, text in enumerate(names)}
-        return {
-            name: np.array([positions[text] for text in array.tolist()], np.int64)
-            for name, array in arrays.items()
-        }, names
+        indices, names = to_indices([*arrays.values()], names or different.tolist())
+        return dict(zip(arrays, indices, strict=True)), names
     limit = len(names) if names else len(different)
     are_positions = not len(different) or (different[0] >= 0 and different[-1] < limit)
     if are_positions:
@@ -183,5 +202,5 @@ def resolve_classes(
     require(
         len({*class_names}) == len(class_names), "class_names", class_names[:10], "different names"
     )
-    arrays = {name: array.astype(np.int32) for name, array in arrays.items()}
+    arrays = {name: array.astype(np.int32, copy=False) for name, array in arrays.items()}
     return arrays, num_classes, tuple(class_names)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from fedjax_het.data.class_labels import number_labels
+from fedjax_het.data.class_labels import number_labels, to_label_array
 from fedjax_het.utils.array_validation import (
     MAX_CLASSES,
     require_below,
@@ -370,7 +370,8 @@ def validate_domains(
         require(not domain_names, "domain_names", domain_names, "none without train_domains")
         return None, None, ()
     require(not missing, (missing or [""])[0], None, "an array, since the other split has domains")
-    domains, domain_names = number_labels(domains, domain_names, "domain")
+    arrays = {name: to_label_array(name, values, "domain") for name, values in domains.items()}
+    domains, domain_names = number_labels(arrays, domain_names, "domain")
     train_domains, test_domains = (
         validate_labels(name, values, name.replace("domains", "inputs"), split_inputs, "domain")
         for (name, values), split_inputs in zip(domains.items(), inputs, strict=True)

@@ -102,26 +102,46 @@ def validate_labels(
     Raises:
       ConfigError: if shape, length, dtype or range is invalid.
     """
-    expected = f"integers [N], a {kind} for each example"
-    labels = to_array(argument, labels, expected)
-    if labels.ndim == 2:
-        expected += f", such as {display_name(argument)}.{'ravel()' if labels.shape[1] == 1 else 'argmax(-1)'}"
-    elif labels.dtype.kind == "f" and np.isnan(labels).any():
-        first = int(np.isnan(labels).argmax())
-        raise make_value_error(f"{argument}[{first}]", "nan", f"a {kind}: no missing value")
-    elif labels.dtype.kind == "f" and (labels != np.floor(labels)).any():
-        if kind == "label":
-            expected += ', or the argument task="regression"'
-    elif labels.dtype.kind in "fb":
-        expected += f", such as {display_name(argument)}.astype(int)"
-    elif labels.dtype.kind in "SU":
-        expected += f", such as np.unique({display_name(argument)}, return_inverse=True)[1]"
+    form, name = f"integers [N], a {kind} for each example", display_name(argument)
+    labels = to_array(argument, labels, form)
+    expected = describe_expected_labels(argument, labels, kind, form)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        expected += f", such as {name}.ravel()"
+    elif expected == form and labels.dtype.kind in "fb":
+        expected += f", such as {name}.astype(int)"
+    elif expected == form and labels.dtype.kind in "SU":
+        expected += f", such as np.unique({name}, return_inverse=True)[1]"
     labels = to_integers(argument, labels, expected)
     num_examples = count_rows(inputs)
     expected = f"{num_examples}, the length of {display_name(inputs_argument)}"
     require(len(labels) == num_examples, f"len({argument})", len(labels), expected)
     require_below(argument, labels, MAX_CLASSES, kind)
     return np.ascontiguousarray(labels, dtype=np.int32).view()
+
+
+def describe_expected_labels(argument: str, labels: np.ndarray, kind: str, form: str) -> str:
+    """Describe valid labels, with a remedy for matrices and fractions.
+
+    Args:
+      argument: name of the argument, for messages.
+      labels: the user's labels.
+      kind: the noun for one entry, for messages: "label" or "domain".
+      form: description of valid labels.
+
+    Returns:
+      The description.
+
+    Raises:
+      ConfigError: if a label is NaN.
+    """
+    if labels.ndim == 2:
+        is_matrix = labels.shape[1] != 1
+        return form + f", such as {display_name(argument)}.argmax(-1)" * is_matrix
+    if labels.dtype.kind == "f" and np.isnan(labels).any():
+        first = int(np.isnan(labels).argmax())
+        raise make_value_error(f"{argument}[{first}]", "nan", f"a {kind}: no missing value")
+    has_fractions = labels.dtype.kind == "f" and bool((labels != np.floor(labels)).any())
+    return form + ', or the argument task="regression"' * (has_fractions and kind == "label")
 
 
 def _find_mismatched_shapes(values: Any) -> list[tuple[int, ...]]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedjax_het.data.sources.source import to_indices
+from fedjax_het.data.class_labels import to_indices
 from fedjax_het.utils.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -219,26 +219,3 @@ def to_rows(pixels: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
       Images `[N, H, W, C]`.
     """
     return np.ascontiguousarray(pixels.reshape(-1, *shape).transpose(0, 2, 3, 1))
-
-
-def to_indices(
-    texts: Sequence[np.ndarray], names: Sequence[str] = ()
-) -> tuple[list[np.ndarray], tuple[str, ...]]:
-    """Replace texts, such as class names, by their positions in a list of names.
-
-    Args:
-      texts: texts of each split, `[N]`.
-      names: valid names in their order. Default: all texts in ascending order.
-
-    Returns:
-      Positions of each split, int32 `[N]`, and the names.
-
-    Raises:
-      ConfigError: if a text is not among the names.
-    """
-    names = tuple(names) or tuple(map(str, np.unique(np.concatenate(texts))))
-    positions = {name: position for position, name in enumerate(names)}
-    try:
-        return [np.array([positions[t] for t in ts.tolist()], np.int32) for ts in texts], names
-    except KeyError as error:
-        raise ConfigError(f"the name {error} is not among {', '.join(names[:10])}") from error
