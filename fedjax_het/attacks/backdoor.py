@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_het.attacks.base import DataAttack, MaliciousLabels
+from fedjax_het.attacks.base import DataAttack, MaliciousData, MaliciousLabels
 from fedjax_het.metrics.registry import Metric
 from fedjax_het.skews import FeatureSkew
 from fedjax_het.utils.config import NonNegativeInt, PositiveInt, UnitInterval
@@ -107,7 +107,7 @@ class Backdoor(DataAttack):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BackdoorTrigger(FeatureSkew):
+class BackdoorTrigger(MaliciousData, FeatureSkew):
     """The trigger on the training images of malicious clients, as a skew of the images.
 
     Example:
@@ -119,21 +119,9 @@ class BackdoorTrigger(FeatureSkew):
       [True, True, False, False]
     """
 
-    attack: Any = None
-    "A `Backdoor`."
-    seed: int = 0
-    "Seed of the partition."
-    name: ClassVar[str] = "attack"
     description: ClassVar[str] = "images of malicious clients"
-    strength: ClassVar[str] = "seed"
-    neutral: ClassVar[float | None] = None
     reads_positions: ClassVar[bool] = True
     changes_tests: ClassVar[bool] = False
-
-    @property
-    def source(self):
-        """Setting and kind of the attack."""
-        return f"attack {self.attack.name!r}"
 
     def validate_images(self, input_shape):
         """Require images that are larger than the trigger."""

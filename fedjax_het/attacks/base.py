@@ -160,7 +160,32 @@ class LabelAttack(DataAttack):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaliciousLabels(LabelSkew):
+class MaliciousData(Skew):
+    """The data of malicious clients as a skew.
+
+    Example:
+      >>> from fedjax_het.attacks import LabelFlip
+      >>> from fedjax_het.attacks.base import MaliciousLabels
+      >>> MaliciousLabels(attack=LabelFlip()).source
+      "attack 'label_flip'"
+    """
+
+    attack: Any = None
+    "A `DataAttack`."
+    seed: int = 0
+    "Seed of the partition."
+    name: ClassVar[str] = "attack"
+    strength: ClassVar[str] = "seed"
+    neutral: ClassVar[float | None] = None
+
+    @property
+    def source(self):
+        """Setting and kind of the attack."""
+        return f"attack {self.attack.name!r}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaliciousLabels(MaliciousData, LabelSkew):
     """The labels of malicious clients as a skew of the labels, which tests do not have.
 
     Example:
@@ -173,19 +198,7 @@ class MaliciousLabels(LabelSkew):
       array([6, 3])
     """
 
-    attack: Any = None
-    "A `DataAttack`."
-    seed: int = 0
-    "Seed of the partition."
-    name: ClassVar[str] = "attack"
     description: ClassVar[str] = "labels of malicious clients"
-    strength: ClassVar[str] = "seed"
-    neutral: ClassVar[float | None] = None
-
-    @property
-    def source(self):
-        """Setting and kind of the attack."""
-        return f"attack {self.attack.name!r}"
 
     def change_labels(self, rng, clients, labels, num_classes):
         """Replace the labels of the malicious clients."""

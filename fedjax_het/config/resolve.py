@@ -429,9 +429,8 @@ def _resolve_privacy(raw: RunSettings, spec: RunSettings, skews: tuple[Skew, ...
             expected = f"no value with {name}: the server reads losses of clients without noise"
             require(not isinstance(model, AdaptiveSelection), "system", model.name, expected)
         return spec
-    for setting in ("aggregation", "compression"):
-        kinds = dict.fromkeys(key.partition(".")[0] for key in raw.aggregation)
-        value = ", ".join(kinds) if setting == "aggregation" else raw.compression
+    rules = ", ".join(dict.fromkeys(key.partition(".")[0] for key in raw.aggregation))
+    for setting, value in (("aggregation", rules), ("compression", raw.compression)):
         expected = f"no value with {name}, whose noise is for the mean of clipped updates"
         require(not value, setting, value, expected)
     drifts = ", ".join(skew.name for skew in skews if isinstance(skew, DriftSkew))

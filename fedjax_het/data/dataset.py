@@ -381,9 +381,9 @@ def dataset_from_arrays(
     if server_labels is not None:
         labels["server_labels"] = server_labels
     class_names = tuple(class_names)  # each letter of a text is a class name
+    num_outputs = 1
     if task_kind.has_classes:
-        positions, num_classes, class_names = resolve_classes(labels, num_classes, class_names)
-        labels.update(positions)
+        labels, num_outputs, class_names = resolve_classes(labels, num_classes, class_names)
     train_labels = convert_labels(
         task_kind, "train_labels", labels["train_labels"], "train_inputs", train
     )
@@ -396,12 +396,11 @@ def dataset_from_arrays(
         task_kind=task_kind,
     )
     if task_kind.has_classes:
-        warn_about_empty_classes(train_labels, num_classes or 0, class_names)
+        warn_about_empty_classes(train_labels, num_outputs, class_names)
     else:
         expected = f"no value: labels of task {task} are no classes"
         require(num_classes in (None, 1), "num_classes", num_classes, expected)
         require(not class_names, "class_names", class_names[:10], expected)
-        num_classes = 1
         _require_equal_outputs(task_kind, train_labels, test_labels, tokens)
 
     mean, std = _validate_constants(train, mean, std)
@@ -415,7 +414,7 @@ def dataset_from_arrays(
         for array in value.values() if isinstance(value, Mapping) else (value,):
             if array is not None:
                 array.setflags(write=False)
-    constants = (num_classes, mean, std, class_names, note)
+    constants = (num_outputs, mean, std, class_names, note)
     groups = (*domain_fields, *server_examples, is_16_bit, *user_fields)
     names = validate_input_names(train, tokens, feature_names, token_names)
     facts = (source, order, tokens, task, *names)

@@ -1,6 +1,7 @@
 """The layers of the package's networks, as flax modules."""
 
 import math
+from collections.abc import Sequence
 
 import flax.linen as nn
 import jax
@@ -67,6 +68,18 @@ class Linear(nn.Module):
         """Return `[B, features]` for `x` `[B, F]`."""
         kernel, bias = create_kernel_and_bias(self, (x.shape[-1], self.features), self.glorot)
         return x @ kernel + bias
+
+
+def to_widths(hidden: Sequence[int] | int) -> tuple[int, ...]:
+    """Return the widths of hidden layers as a tuple.
+
+    Args:
+      hidden: widths, or the width of one layer.
+
+    Returns:
+      The widths.
+    """
+    return (hidden,) if isinstance(hidden, int) else tuple(hidden)
 
 
 def apply_hidden_layers(x: jax.Array, widths: tuple[int, ...]) -> jax.Array:

@@ -281,11 +281,9 @@ def _resolve_defaults(spec: RunSpec, options: dict[str, Any]) -> ResolvedRunSpec
         require_dataset_name(dataset)
     except ConfigError:
         dataset = "digits"
-    entries: tuple[tuple[str | None, Any], ...] = (
-        *((spec.algorithm, METHODS), (dataset, DATASETS)),
-        *((spec.model, NETWORKS), (spec.local_optimizer, OPTIMIZERS)),
-    )
-    is_constant = all(name is None or name in registry.built_in for name, registry in entries)
+    is_constant = spec.algorithm in METHODS.built_in and dataset in DATASETS.built_in
+    is_constant &= spec.model in (None, *NETWORKS.built_in)
+    is_constant &= spec.local_optimizer in (None, *OPTIMIZERS.built_in)
     resolve = _resolve_defaults_of if is_constant else _resolve_defaults_of.__wrapped__
     choices = (spec.model, spec.protocol, spec.local_optimizer)
     return resolve(spec.algorithm, dataset, json.dumps(options, sort_keys=True), *choices)

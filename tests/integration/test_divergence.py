@@ -69,7 +69,7 @@ def test_prediction_of_nan_logits_is_undefined():
 
 @functools.cache
 def make_domain_evaluation(devices):
-    """The plan of so many devices, and the compiled evaluation of two domains by it."""
+    """Return the plan of a number of devices, and its compiled evaluation of two domains."""
     plan = make_execution_plan(1, devices)
     return plan, jax.jit(lambda data: evaluate(TASK, plan, NOTHING, data, num_domains=2))
 

@@ -16,6 +16,7 @@ from fedjax_het.data.sources.source import (
     PublishedDataset,
     Source,
     read_file,
+    require_folder,
     require_labels,
     without_cache,
 )
@@ -83,8 +84,7 @@ def read_idx_folder(location: str, cache_dir: Any = None) -> Content:
       ConfigError: if a file is missing or damaged.
     """
     folder, arrays = Path(location), dict[str, np.ndarray]()
-    if not folder.is_dir():
-        raise ConfigError(f"no folder {folder}")
+    require_folder(folder)
     for split, words in (("train", ("train",)), ("test", ("t10k", "test"))):
         paths = []
         for kind, rank in (("images", 3), ("labels", 1)):

@@ -17,7 +17,7 @@ from fedjax_het.data.sources.by_user import (
     to_levels,
 )
 from fedjax_het.data.sources.characters import LEAF_CHARACTERS, encode_leaf
-from fedjax_het.data.sources.source import Content, Source, list_files
+from fedjax_het.data.sources.source import Content, Source, list_files, require_folder
 from fedjax_het.data.sources.splits import SplitArrays, TestFraction, load_splits
 from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.errors import ConfigError, require
@@ -87,8 +87,7 @@ def _find_files(folder: Path) -> dict[str, list[Path]]:
         for files in (root / "all_data", root):
             if paths := sorted(files.glob("*.json")):
                 return {"train": paths}
-    if not folder.is_dir():
-        raise ConfigError(f"no folder {folder}")
+    require_folder(folder)
     raise ConfigError(
         f"{folder} has no known format: expected train/*.json and test/*.json of LEAF"
     )
@@ -157,22 +156,19 @@ def _to_examples(
 def _guess_shape(arrays: list[np.ndarray]) -> tuple[int, ...]:
     """Return the shape of images if all values are levels of pixels, else of series or features."""
     shape = arrays[0].shape[1:]
-    image_shape: tuple[int, ...] | None = (*shape, 1)[:3]
-    if len(shape) <= 1:
-        image_shape = guess_shape(math.prod(shape)) if shape else None
+    if not shape:
+        return (1,)
+    is_flat = len(shape) == 1
+    image_shape = guess_shape(*shape) if is_flat else (*shape, 1)[:3]
     if image_shape is None:
-        return shape or (1,)
-    noun, other = "features" if len(shape) == 1 else "series", "images"
-    if all(to_levels(array) is not None for array in arrays):
-        shape, image_shape, noun, other = image_shape, shape, "images", noun
-    _log.warning(
-        "note: x has %s %s; shape=[%s] makes %s of them",
-        noun,
-        shape,
-        ",".join(map(str, image_shape)),
-        other,
-    )
-    return shape
+        return shape
+    numbers = ("features" if is_flat else "series"), shape
+    images = "images", image_shape
+    is_image = all(to_levels(array) is not None for array in arrays)
+    (noun, chosen), (other, other_shape) = (images, numbers) if is_image else (numbers, images)
+    option = ",".join(map(str, other_shape))
+    _log.warning("note: x has %s %s; shape=[%s] makes %s of them", noun, chosen, option, other)
+    return chosen
 
 
 def _to_classes(characters: np.ndarray) -> np.ndarray:

@@ -109,6 +109,17 @@ def find_folder(root: Path, names: Sequence[str], required_file: str) -> Path | 
     return next((folder for folder in folders if (folder / required_file).is_file()), None)
 
 
+def require_folder(folder: Path, advice: str = "") -> None:
+    """Raise ConfigError unless a folder exists.
+
+    Args:
+      folder: the folder.
+      advice: end of the message.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"no folder {folder}{advice}")
+
+
 def list_files(paths: Iterable[Path]) -> list[tuple[str, int, int]]:
     """Return name, size and time of the last change of files, which identify their contents.
 

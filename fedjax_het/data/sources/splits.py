@@ -123,8 +123,8 @@ def choose_splits(
     if len(names) == 1 and not {*names} & {*_TEST_NAMES}:
         train = next(iter(names))
     if train not in names:
-        expected = "expected train=SPLIT" if has_test_option else "expected it"
-        raise ConfigError(f"no split {train!r} (splits: {text}): {expected}")
+        expected = ": expected train=SPLIT" if has_test_option else ""
+        raise ConfigError(f"no split {train!r} (splits: {text}){expected}")
     if divides:
         if unused := [name for name in _TEST_NAMES if name in names and name != train]:
             _log.warning("note: test_fraction divides the split %r; not used: %r", train, unused[0])

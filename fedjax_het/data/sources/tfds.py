@@ -14,7 +14,13 @@ from typing import Any, Literal
 import numpy as np
 
 from fedjax_het.data.array_cache import load_cached_arrays, load_or_build_arrays
-from fedjax_het.data.sources.source import FILE_ORDER, Content, PublishedDataset, Source
+from fedjax_het.data.sources.source import (
+    FILE_ORDER,
+    Content,
+    PublishedDataset,
+    Source,
+    require_folder,
+)
 from fedjax_het.data.sources.tfrecord import iter_records
 from fedjax_het.utils import env
 from fedjax_het.utils.errors import ConfigError, summarize_error
@@ -384,8 +390,7 @@ def read_folder(
         the splits train and test, and the features image, of one shape, and label.
     """
     folder = Path(location).absolute()
-    if not folder.is_dir():
-        raise ConfigError(f"no folder {location}; data_dir names the folder of relative paths")
+    require_folder(Path(location), "; data_dir names the folder of relative paths")
     parent = folder.parent if (folder / "dataset_info.json").is_file() else folder
     dataset = PublishedDataset("", parent.name)
     if parent == folder:

@@ -3,7 +3,7 @@
 import flax.linen as nn
 
 from fedjax_het.nn.adapters import make_flax_model
-from fedjax_het.nn.layers import Linear, apply_hidden_layers
+from fedjax_het.nn.layers import Linear, apply_hidden_layers, to_widths
 from fedjax_het.nn.model import Model, Shape
 from fedjax_het.utils.config import PositiveInt
 
@@ -45,10 +45,10 @@ def mlp(
     Returns:
       The model.
     """
-    hidden = (hidden,) if isinstance(hidden, int) else tuple(hidden)
+    widths = to_widths(hidden)
     return make_flax_model(
-        Mlp(num_classes, hidden),
+        Mlp(num_classes, widths),
         input_shape,
         can_shard_batch=True,
-        input_layer="hidden1" if hidden else "head",
+        input_layer="hidden1" if widths else "head",
     )

@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from fedjax_het.nn.adapters import make_flax_model
-from fedjax_het.nn.layers import Embedding, Linear, apply_hidden_layers
+from fedjax_het.nn.layers import Embedding, Linear, apply_hidden_layers, to_widths
 from fedjax_het.nn.model import Model
 from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.input_kinds import InputShape, NumTokens
@@ -16,7 +16,7 @@ class TabularMlp(nn.Module):
     Attributes:
       num_classes: number of logits.
       num_tokens: number of categories of each array of categories, None for numbers, by name.
-      hidden: widths of the hidden layers, a list or one number.
+      hidden: widths of the hidden layers.
       embedding: width of the embedding of a category.
     """
 
@@ -61,6 +61,5 @@ def tabular_mlp(
     Returns:
       The model.
     """
-    hidden = (hidden,) if isinstance(hidden, int) else tuple(hidden)
-    module = TabularMlp(num_classes, num_tokens, hidden, embedding)
+    module = TabularMlp(num_classes, num_tokens, to_widths(hidden), embedding)
     return make_flax_model(module, input_shape, num_tokens=num_tokens, can_shard_batch=True)
