@@ -327,7 +327,7 @@ def dataset_from_arrays(
       mean: mean of each channel or feature (default: of the training inputs).
       std: standard deviation of each channel or feature (default: of the training inputs).
       class_names: different names of the classes; a text gives one letter to each class. Labels are
-        texts among the names, positions of names, or as many different numbers.
+        texts among the names, positions of names, or numbers: each different number has a name.
       note: facts that readers of results need.
       train_domains: domain of each training example, integers or texts `[N]`; numbered as labels.
       test_domains: domain of each test example, integers or texts `[N_test]`. Every domain needs at

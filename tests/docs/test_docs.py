@@ -92,7 +92,7 @@ def test_dotted_name_resolves(page):
 # --- commands -----------------------------------------------------------------------------------
 
 
-# Of the default preset; fast tests in `tests/papers` list or execute runs of these scripts, too.
+# Commands that list many runs. Fast tests in `tests/papers` also list or execute these runs.
 LONG_LISTS = {
     f"python experiments/{script}"
     for script in (

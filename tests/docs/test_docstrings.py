@@ -111,7 +111,7 @@ def iter_functions(module: str) -> Iterator[tuple[str, ast.FunctionDef, list[str
 
 TOP_MODULES = ("fedjax_het", "fedjax_het.__main__", "fedjax_het._startup", "fedjax_het.methods")
 MODULES = [*TOP_MODULES, *list_modules(DOCTESTED)]
-# Examples that compile whole runs or training loops; the tests of these modules do so, too.
+# Examples that compile whole runs or training loops, as tests of these modules do.
 EXPENSIVE_EXAMPLES = (
     "analysis.synthetic_measures",
     *("condensation.downstream_eval", "condensation.trajectory_matching"),

@@ -24,7 +24,7 @@ from fedjax_het.cli import main
 from fedjax_het.runtime import checkpointing
 from fedjax_het.runtime.compiled_programs import build_programs
 
-# Runs of all lengths have calls of the same size, and so one program.
+# Short chunks give runs of all lengths one program.
 pytestmark = pytest.mark.usefixtures("short_chunks")
 DATA = make_user_dataset()
 
