@@ -83,6 +83,9 @@ class Budget(NamedTuple):
         return total
 
 
+DEFAULT_BUDGET = Budget(num_trials=9, num_rungs=3, reduction=3)
+
+
 class TuningResult(NamedTuple):
     """Result of `tune`.
 
@@ -109,9 +112,9 @@ def tune(
     specs: Iterable[RunSpec],
     directory: str | os.PathLike | None = None,
     *,
-    trials: _NumTrials = 9,
-    rungs: PositiveInt = 3,
-    reduction: _Reduction = 3,
+    trials: _NumTrials = DEFAULT_BUDGET.num_trials,
+    rungs: PositiveInt = DEFAULT_BUDGET.num_rungs,
+    reduction: _Reduction = DEFAULT_BUDGET.reduction,
     seeds: Sequence[NonNegativeInt] = (TUNING_SEED,),
     validation: _Share = 0.1,
     space: Mapping[str, Any] | None = None,
@@ -234,7 +237,7 @@ class _TrialRunner(NamedTuple):
         ]
         if callable(self.progress) or self.progress in ("auto", True):
             report = self.progress if callable(self.progress) else print
-            report(f"Trials for {trials[0].rounds} rounds: {len(runs)} runs")
+            report(f"Trials up to round {trials[0].rounds}: {len(runs)}")
         arguments = {"progress": self.progress, "keep_state": keep_state, **self.sweep_arguments}
         outcome = sweep(runs, self.directory, **arguments)
         if outcome.not_run:

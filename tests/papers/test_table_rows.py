@@ -1,6 +1,8 @@
 """What stands beside a table's accuracies: rows that are tuned, p-values, the matching loss."""
 
+import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -14,9 +16,9 @@ from fedjax_het.analysis.comparison import (
     format_row,
     parse_row,
 )
-from fedjax_het.papers.dynafed.settings import CONTROLS, TUNING
+from fedjax_het.papers.dynafed.settings import CONTROLS
 from fedjax_het.papers.dynafed.tables import TABLE1
-from fedjax_het.papers.table import TableArguments, TableRun, make_cells
+from fedjax_het.papers.table import TableArguments, TableRun, make_cells, make_table_program
 from fedjax_het.papers.table.columns import (
     MIN_PAIRS,
     compute_gains_over_real,
@@ -29,14 +31,9 @@ from fedjax_het.papers.table.columns import (
     describe_relative_gains,
     run_paired_test,
 )
-from fedjax_het.papers.table.tuning import (
-    TUNING_FACTORS,
-    TUNING_SEED,
-    add_tuned_cells,
-    describe_tuning,
-    make_tuning_trials,
-)
+from fedjax_het.papers.table.search import add_tuned_cells
 from fedjax_het.papers.table.writer import write_comparison_table
+from fedjax_het.tuning.tuner import CHOSEN_FILE, DEFAULT_BUDGET, TUNING_SEED
 
 RNG = np.random.default_rng(0)
 
@@ -55,92 +52,84 @@ def outcome_of(cells, results, curves=None, directory=None):
 # --- tuning --------------------------------------------------------------------------------
 
 
-def test_tuning_trials():
-    every = cells("all")
-    actual = make_tuning_trials(TABLE1, every)
-    assert {parse_row(every[trial.cell_index].method)[0] for trial in actual} == set(TUNING)
-    for place, name, tried in actual:
-        cell = every[place]
-        assert cell.method not in CONTROLS
-        usual = cell.runs[0].resolved().hyperparameters[name]
-        values = [each.runs[0].resolved().hyperparameters[name] for each in tried]
-        wanted = [factor * usual for factor in TUNING_FACTORS]
-        if name == "mixup_lambda":  # a share: ten times the usual one is none
-            wanted = [value for value in wanted if value <= 1]
-        np.testing.assert_allclose(values, wanted, rtol=5e-3)
-        assert [[run.seed for run in each.runs] for each in tried] == [[TUNING_SEED]] * len(values)
-        assert TUNING_SEED not in {run.seed for run in cell.runs}
+def write_chosen(directory, every, values):
+    """Write the file of the search; cells without values have their default values as the best."""
+    records = {
+        cell.runs[0].digest(): {
+            "method": cell.runs[0].algorithm,
+            "hp": {**cell.runs[0].hyperparameters, **values.get(cell.method, {})},
+            "trials": [],
+        }
+        for cell in every
+    }
+    (directory / CHOSEN_FILE).write_text(json.dumps(records))
 
 
-def test_tuned_row_has_best_value():
-    own = cells("fedavg", "fedprox")
-    tried = [each for trial in make_tuning_trials(TABLE1, own) for each in trial.cells]
-    best = {"local_lr": 0.003, "prox_mu": 0.0002}
-
-    def accuracy(cell, run):
-        wanted = any(
-            math.isclose(run.hyperparameters.get(name, 0), value) for name, value in best.items()
-        )
-        if run.hyperparameters.get("local_lr") == 0.01:
-            return None  # a trial that diverges is none of the best
-        return 0.8 if wanted else 0.5
-
-    results = make_results(tried, accuracy)
-    actual = add_tuned_cells(TABLE1, own, results, TABLE1.load_reported())
+def test_tuned_rows_follow_their_rows(tmp_path):
+    own = cells("fedavg", "fedprox", "dynafed", *CONTROLS)
+    mains = [cell for cell in own if cell.method not in CONTROLS and cell.method != "fedprox"]
+    values = {"fedavg": {"local_lr": 0.003}, "dynafed": {"local_lr": 0.1, "fine_tune_lr": 0.001}}
+    write_chosen(tmp_path, mains, values)
+    actual = add_tuned_cells(own, tmp_path, TABLE1.control_rows, runs_trials=False)
+    changes = values["dynafed"]
     assert [cell.method for cell in actual] == [
-        "fedavg",
-        "fedavg(local_lr=0.003)",
-        "fedprox",
-        "fedprox(prox_mu=0.0002)",
+        *("fedavg", "fedavg(local_lr=0.003)"),
+        "fedprox",  # not tuned
+        *("dynafed", add_row_settings("dynafed", **changes)),
+        *(row for control in CONTROLS for row in (control, add_row_settings(control, **changes))),
     ]
+    assert [actual[i] for i in (0, 2, 3, 5, 7)] == own
     assert [run.seed for run in actual[1].runs] == [0, 1]
-    assert actual[1].runs[0].resolved().hyperparameters["local_lr"] == 0.003
-    assert actual[0] == own[0]
-    note = describe_tuning(TABLE1, own, results)
-    assert f"seed {TUNING_SEED}" in note and "10 of 10" in note and "5.0 hours" in note
-    assert "on the test split" in note
-    own_without, results_without = own, results
-    # Validation accuracies decide where runs have them.
-    own = cells("fedavg", validation=0.2)
-    tried = [each for trial in make_tuning_trials(TABLE1, own) for each in trial.cells]
-    assert {run.validation for cell in tried for run in cell.runs} == {0.2}
-    results = make_results(tried, accuracy)
-    values = [cell.runs[0].hyperparameters["local_lr"] for cell in tried]
-    results["best_validation_accuracy"] = [0.9 if v == values[2] else 0.1 for v in values]
-    actual = add_tuned_cells(TABLE1, own, results, TABLE1.load_reported())
-    assert actual[1].runs[0].hyperparameters["local_lr"] == values[2] == 0.001
-    assert "by validation accuracy" in describe_tuning(TABLE1, own, results)
-    # A control is shown with what was best for its row.
-    with_control = cells("dynafed", *CONTROLS)
-    tried_there = [
-        each for trial in make_tuning_trials(TABLE1, with_control) for each in trial.cells
+    assert {run.resolved().hyperparameters["local_lr"] for run in actual[1].runs} == {0.003}
+    for tuned in (actual[4], actual[6], actual[8]):
+        assert changes.items() <= tuned.runs[0].resolved().hyperparameters.items()
+
+
+def test_row_with_best_default_values_is_not_repeated(tmp_path):
+    own = cells("fedavg", "fedprox")
+    write_chosen(tmp_path, own, {"fedprox": {"prox_mu": 0.5}})
+    actual = add_tuned_cells(own, tmp_path, {}, runs_trials=False)
+    assert [cell.method for cell in actual] == ["fedavg", "fedprox", "fedprox(prox_mu=0.5)"]
+
+
+def test_columns_are_tuned_apart(tmp_path):
+    own = cells("fedavg", alphas=(0.01, 0.04))
+    write_chosen(tmp_path, own[:1], {"fedavg": {"local_lr": 0.5}})
+    actual = add_tuned_cells(own, tmp_path, {}, runs_trials=False)
+    assert [(cell.method, cell.alpha) for cell in actual] == [
+        *(("fedavg", 0.01), ("fedavg(local_lr=0.5)", 0.01)),
+        ("fedavg", 0.04),
     ]
 
-    def best_of_dynafed(cell, run):
-        return 0.9 if math.isclose(run.hyperparameters.get("fine_tune_lr", 0), 1e-3) else 0.5
 
-    result = make_results(tried_there, best_of_dynafed)
-    assert len(tried_there) == 5  # the controls themselves are not tried
-    rows = [
-        cell.method
-        for cell in add_tuned_cells(TABLE1, with_control, result, TABLE1.load_reported())
-    ]
-    assert rows == [
-        "dynafed",
-        "dynafed(fine_tune_lr=0.001)",
-        *(r for c in CONTROLS for r in (c, add_row_settings(c, fine_tune_lr=1e-3))),
-    ]
-    # Not all trials made: the row has no tuned one yet.
-    own, results = own_without, results_without
-    first = make_tuning_trials(TABLE1, own)[0].cells[0]
-    fewer = results[results["settings"] != first.runs[0].digest()]
-    assert [
-        cell.method for cell in add_tuned_cells(TABLE1, own, fewer, TABLE1.load_reported())
-    ] == [
-        "fedavg",
-        "fedprox",
-        "fedprox(prox_mu=0.0002)",
-    ]
+@pytest.mark.slow
+def test_tuned_flag_runs_the_search_once(tmp_path, capsys, monkeypatch):
+    quick = replace(TABLE1.presets["quick"], rows=("fedavg",), alphas=(0.1,), seeds=(0,))
+    quick = replace(quick, settings={**quick.settings, "rounds": 3})
+    main = make_table_program(replace(TABLE1, presets={"quick": quick}))
+    folder = ["--tuned", "--wide", "--output-dir", str(tmp_path)]
+    assert main(folder) == 0
+    chosen = json.loads((tmp_path / CHOSEN_FILE).read_text())
+    (record,) = chosen.values()
+    trials = pd.DataFrame(record["trials"])
+    rungs = [(len(group), group["rounds"].max()) for _, group in trials.groupby("rung")]
+    assert rungs == DEFAULT_BUDGET.list_rungs(3)
+    best = trials[trials["rounds"] == 3].set_index("score").sort_index().iloc[-1]
+    table = pd.read_csv(tmp_path / "table.csv")
+    rate = record["hp"].get("local_lr", 0.01)
+    assert best["hp.local_lr"] == rate
+    assert list(table["method"]) == ["fedavg", f"fedavg(local_lr={rate})"]
+    assert f"with seed {TUNING_SEED}, which no row averages" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    monkeypatch.setattr("fedjax_het.papers.table.search.tune", None)  # a second search would fail
+    assert main([*folder, "--show"]) == 0 and main(folder) == 0
+
+
+def test_table_that_is_tuned_without_the_flag_refuses_it(capsys):
+    assert make_table_program(replace(TABLE1, budget=DEFAULT_BUDGET))(["--tuned", "--list"]) == 2
+    error = capsys.readouterr().err
+    assert "--tuned" in error and "a table whose rows are not tuned without this flag" in error
 
 
 def test_add_row_settings():

@@ -26,24 +26,11 @@ METHOD_SETTINGS = {
     "feddf": {"options": {"preset": "fedaux"}},
     "fedbe": {"options": {"preset": "code"}},
 }
-# Hyperparameters that `--tuned` tunes.
-TUNING = {
-    "fedavg": "local_lr",
-    "fedprox": "prox_mu",
-    "scaffold": "local_lr",
-    "feddf": "distill_lr",
-    "fedbe": "distill_lr",
-    "abavg": "local_lr",
-    "fedgen": "generated_weight",
-    "fedmix": "mixup_lambda",
-    "dynafed": "fine_tune_lr",
-}
 EXPERIMENT = partial(
     TableDeclaration,
     paper="dynafed",
     settings=SETTINGS,
     main_method="dynafed",
-    tuned_hyperparameters=TUNING,
     control_rows=CONTROL_OF,
     row_display_names={
         row: f"{format_row(method)} control: {images}"

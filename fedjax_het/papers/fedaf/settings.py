@@ -108,22 +108,10 @@ def add_control_rows(preset: Preset, item: str) -> Preset:
     return replace(preset, rows=(*rows, *CONTROLS["fedaf"]))
 
 
-# Hyperparameters that `--tuned` tunes; the server's rate if clients condense.
-TUNING = {
-    "fedavg": "local_lr",
-    "fedprox": "prox_mu",
-    "fedbn": "local_lr",
-    "moon": "moon_mu",
-    "feddyn": "feddyn_alpha",
-    "fedgen": "generated_weight",
-    "feddm": "server_lr",
-    "fedaf": "server_lr",
-}
 EXPERIMENT = partial(
     TableDeclaration,
     paper="fedaf",
     main_method="fedaf",
-    tuned_hyperparameters=TUNING,
     control_rows={row: method for method, rows in CONTROLS.items() for row in rows},
     row_display_names={
         row: f"{get_method_title(method)} control: {images}"

@@ -59,7 +59,6 @@ WEIGHT = replace(
     title="HeurFedAMP by its self weight, clients in groups.",
     has_reported_values=False,
     main_method="",
-    tuned_hyperparameters={},
     presets=_make_presets(
         [*METHODS[:-1], *(f"heurfedamp(self_weight={weight})" for weight in SELF_WEIGHTS)]
     ),

@@ -67,7 +67,6 @@ THEORY = replace(
     title="FedAMP, Theorems 1 and 2: the objective and its gradient.",
     has_reported_values=False,
     main_method="",
-    tuned_hyperparameters={},
     row_parser=_parse_theory_row,
     presets={
         name: replace(

@@ -51,10 +51,9 @@ from fedjax_het.papers.table.search import (
     load_chosen,
 )
 from fedjax_het.runtime.results import Result
-from fedjax_het.tuning.tuner import Budget
+from fedjax_het.tuning.tuner import DEFAULT_BUDGET
 
 BASELINE = "fedavg"
-BUDGET = Budget(9, 3, 3)
 SEEDS = (0, 1, 2, 3, 4)
 TARGET_SHARE = 0.9  # target accuracy as a share of the baseline's accuracy
 NUM_RESAMPLES = 10_000
@@ -114,7 +113,7 @@ def make_leaderboard(
         has_reported_values=False,
         protocol="standard",
         main_method=BASELINE,
-        budget=BUDGET,
+        budget=DEFAULT_BUDGET,
         settings={
             **{"num_clients": 20, "client_tests": True, "local_epochs": 2, "batch_size": 32},
             **{"server_options": {"size": 100}, "eval_every": 5},

@@ -31,7 +31,7 @@ from fedjax_het.analysis.render import (
 from fedjax_het.papers.table import Preset, TableDeclaration, TableRun, make_table_program
 from fedjax_het.papers.table.columns import run_paired_test
 from fedjax_het.runtime.results import Result
-from fedjax_het.tuning.tuner import Budget
+from fedjax_het.tuning.tuner import DEFAULT_BUDGET
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -94,7 +94,7 @@ TABLE = TableDeclaration(
     title="Client-level differential privacy.",
     has_reported_values=False,
     protocol="standard",
-    budget=Budget(9, 3, 3),
+    budget=DEFAULT_BUDGET,
     search_space={"local_lr": (0.02, 1.0)},
     settings={
         **{"local_epochs": 1, "batch_size": 10, "momentum": 0.0},

@@ -8,17 +8,20 @@ from pathlib import Path
 from fedjax_het.papers.programs import ProgramMain
 from fedjax_het.papers.table.cells import list_unique_runs, make_cells
 from fedjax_het.papers.table.declaration import TableArguments, TableDeclaration
-from fedjax_het.papers.table.search import choose_hyperparameters
+from fedjax_het.papers.table.search import (
+    add_tuned_cells,
+    choose_hyperparameters,
+    describe_search,
+)
 from fedjax_het.papers.table.table_run import QUICK, TableRun
-from fedjax_het.papers.table.tuning import add_tuned_cells, describe_tuning, make_tuning_trials
 from fedjax_het.papers.table.writer import write_comparison_table
 from fedjax_het.runtime.result_display import format_run_label, list_varying_settings
 from fedjax_het.runtime.result_store import (
     compute_settings_digest,
     load_results,
-    select_newest,
 )
 from fedjax_het.runtime.sweep import plan_sweep, sweep
+from fedjax_het.tuning.tuner import DEFAULT_BUDGET
 from fedjax_het.utils import console
 from fedjax_het.utils.command_line import display_flags, parse_arguments
 from fedjax_het.utils.errors import require, run_with_exit_status
@@ -33,6 +36,7 @@ _FILTER_FLAGS = {
 }
 # Flags that replace settings of the preset.
 _OVERRIDABLE_SETTINGS = ("rounds", "width", "validation")
+_TUNED_NOTE = "A row is not repeated if its default values are the best, or if it is not tuned yet."
 _VALIDATION_NOTE = (
     "The best round of a run is the round with the best accuracy on its validation examples, which "
     "no client trains on, instead of the round with the best test accuracy."
@@ -86,13 +90,13 @@ def _run_table(
     arguments: TableArguments,
     write_outputs: Callable[[TableRun], Sequence[str]],
 ) -> int:
-    cells, specs = make_cells(experiment, arguments), []
+    cells = make_cells(experiment, arguments)
     make_dataset = experiment.presets[arguments.preset].make_dataset
     dataset = make_dataset() if make_dataset else None
     folder_name = experiment.results_folder or experiment.name
     directory = Path(arguments.output_dir or f"results/{folder_name}-{arguments.preset}")
+    runs_trials = not (arguments.list or arguments.show)
     if experiment.budget is not None:
-        runs_trials = not (arguments.list or arguments.show)
         cells = choose_hyperparameters(
             *(cells, directory, experiment.budget),
             space=experiment.search_space,
@@ -100,11 +104,19 @@ def _run_table(
             runs_trials=runs_trials,
         )
     if arguments.tuned:
-        has_tuning = bool(experiment.tuned_hyperparameters)
-        require(has_tuning, "tuned", True, "a table that declares tuned hyperparameters")
-        trials = make_tuning_trials(experiment, cells)
-        specs = list_unique_runs([*cells, *(cell for trial in trials for cell in trial.cells)])
-    specs = specs or list_unique_runs(cells)
+        require(
+            experiment.budget is None,
+            "tuned",
+            True,
+            "a table whose rows are not tuned without this flag",
+        )
+        cells = add_tuned_cells(
+            cells, directory, experiment.control_rows, dataset=dataset, runs_trials=runs_trials
+        )
+        rounds = cells[0].runs[0].resolved().rounds
+        rule = describe_search(DEFAULT_BUDGET, rounds, "Each row is repeated with values")
+        experiment = _add_note(experiment, f"{rule} {_TUNED_NOTE}")
+    specs = list_unique_runs(cells)
     if arguments.list:
         plan = plan_sweep(specs, directory, dataset=dataset)
         varying = list_varying_settings(spec for _, spec, _ in plan)
@@ -131,13 +143,7 @@ def _run_table(
 
     skip_reasons = run_missing(specs)
     if arguments.validation is not None:
-        experiment = replace(experiment, note=f"{experiment.note} {_VALIDATION_NOTE}".strip())
-    if arguments.tuned:
-        results = select_newest(load_results(directory))
-        note = describe_tuning(experiment, cells, results)
-        cells = add_tuned_cells(experiment, cells, results, experiment.load_reported())
-        experiment = replace(experiment, note=" ".join(filter(None, (experiment.note, note))))
-        skip_reasons |= run_missing(list_unique_runs(cells))
+        experiment = _add_note(experiment, _VALIDATION_NOTE)
     overrides = {name: getattr(arguments, name) for name in _OVERRIDABLE_SETTINGS}
     flags = tuple(f"--{name} {value}" for name, value in overrides.items() if value is not None)
     table_run = TableRun.from_directory(experiment, arguments.preset, cells, directory)._replace(
@@ -158,3 +164,7 @@ def _run_table(
                 f"The installation works: all {len(specs)} runs ended. {table_run.scale_warning}."
             )
     return 2 if specs and len(skip_reasons) == len(specs) else 0
+
+
+def _add_note(experiment: TableDeclaration, note: str) -> TableDeclaration:
+    return replace(experiment, note=f"{experiment.note} {note}".strip())

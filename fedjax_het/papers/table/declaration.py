@@ -58,10 +58,10 @@ class TableArguments:
     """Filters of each convolution of the ConvNet (default: the preset's)."""
     validation: float | None = None
     """Fraction in (0, 1) of each client's training examples that every run withholds for
-    validation, by which --tuned and the best round are chosen (default: the test split is used)."""
+    validation, by which the best round is chosen (default: the test split is used)."""
     tuned: bool = False
-    """Add each method with the best of five values of its main hyperparameter, chosen by one rule
-    on a seed that is not averaged."""
+    """Add each row with hyperparameters that `tune` chooses, with equal budgets for all rows, on a
+    seed that is not averaged."""
     output_dir: Path | None = None
     """Folder of the results, where no finished run is repeated (default: results/TABLE-PRESET)."""
     list: bool = False
@@ -199,8 +199,6 @@ class TableDeclaration:
     `RunSpec`, options and hyperparameters."""
     main_method: str = ""
     """The paper's method; the differences of all rows from it are tested."""
-    tuned_hyperparameters: dict[str, str] = field(default_factory=dict)
-    """By method, the hyperparameter that `--tuned` tunes."""
     budget: Budget | None = None
     """Trials of a search that tunes all rows before they run, see `choose_hyperparameters`. None:
     rows have the protocol's hyperparameters."""

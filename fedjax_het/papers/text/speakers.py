@@ -9,7 +9,7 @@ All rows are tuned with equal budgets, on a seed that no row averages.
 """
 
 from fedjax_het.papers.table import Preset, TableDeclaration, make_table_program
-from fedjax_het.tuning.tuner import Budget
+from fedjax_het.tuning.tuner import DEFAULT_BUDGET
 
 METHODS = ("fedavg", "fedprox", "scaffold", "ditto")
 
@@ -21,7 +21,7 @@ SPEAKERS = TableDeclaration(
     has_reported_values=False,
     protocol="standard",
     main_method="fedavg",
-    budget=Budget(9, 3, 3),
+    budget=DEFAULT_BUDGET,
     search_space={"local_lr": (0.5, 10.0)},
     settings={
         **{"partition": "natural", "client_tests": True},
