@@ -42,6 +42,9 @@ def make_registry_table(title: str) -> str:
     registry, describe = REGISTRIES[title]
     rows = []
     for entry in registry.values():
-        options = ", ".join(" ".join(option.split()) for option in describe(entry))
-        rows.append((f"`{entry.name}`", entry.description, options))
+        lines = [" ".join(line.split()) for line in describe(entry)]
+        options = [line for line in lines if not line.startswith("options (")]
+        if title == "data sources":  # their pages describe the options
+            options = [option.partition(":")[0] for option in options]
+        rows.append((f"`{entry.name}`", entry.description, "<br>".join(options)))
     return make_table(("name", "description", "options"), rows)

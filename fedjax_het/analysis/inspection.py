@@ -32,7 +32,7 @@ from fedjax_het.utils.config import (
     validate_arguments,
 )
 from fedjax_het.utils.errors import ConfigError, require_name
-from fedjax_het.utils.registry import LIST_COMMAND, REQUIRED, format_entry
+from fedjax_het.utils.registry import LIST_COMMAND, REQUIRED, format_entry, get_argument_docs
 from fedjax_het.utils.text import make_html_table
 
 
@@ -141,14 +141,37 @@ def describe(name: str) -> Description:
     return Description("\n".join(lines))
 
 
-def _describe_parameters(parameters: Mapping[str, Any]) -> Iterator[str]:
+def _describe_parameters(
+    parameters: Mapping[str, Any], function: Callable | None, usage: str
+) -> Iterator[str]:
+    """Describe options by their defaults and by the docstring of the function that has them."""
+    if parameters:
+        yield f"options ({usage}):"
+    texts = get_argument_docs(function)
     for name, default in parameters.items():
-        yield f"  {name}  ({'required' if default is REQUIRED else f'default {default!r}'})"
+        value = " (required)" if default is REQUIRED else f" = {default}"
+        yield f"  {name}{value}" + (f": {texts[name]}" if name in texts else "")
+
+
+def _describe_source(source: Any) -> Iterator[str]:
+    return _describe_parameters(
+        source.options, source.read, f"--dataset '{source.name}:LOCATION?NAME=VALUE&NAME=VALUE'"
+    )
+
+
+def _describe_partition(scheme: Any) -> Iterator[str]:
+    usage = "--partition-option NAME=VALUE, or the flag"
+    return _describe_parameters(scheme.parameters, scheme.split, usage)
+
+
+def _describe_server_source(source: Any) -> Iterator[str]:
+    function = source.draw or source.pool
+    return _describe_parameters(source.options, function, "--server-option NAME=VALUE")
 
 
 def _describe_network(network: Any) -> Iterator[str]:
     yield f"inputs: {', '.join(network.input_kinds)}"
-    yield from _describe_parameters(network.options)
+    yield from _describe_parameters(network.options, network.make, "--network-option NAME=VALUE")
 
 
 def _describe_number(name: str, hyperparameter: HyperParameter, default: str = "") -> str:
@@ -188,10 +211,11 @@ def _describe_skew(entry: Any) -> Iterator[str]:
     if not isinstance(entry, PartitionSkewEntry):
         yield from _describe_kind("skew", entry)
         return
-    parameters = PARTITIONS[entry.partition].parameters
-    options = f"; options (--skew {entry.name}:NAME=VALUE):" if parameters else ""
-    yield f"the partition {entry.partition}{options}"
-    yield from _describe_parameters(parameters)
+    scheme = PARTITIONS[entry.partition]
+    yield f"the partition {entry.partition}"
+    yield from _describe_parameters(
+        scheme.parameters, scheme.split, f"--skew {entry.name}:NAME=VALUE"
+    )
 
 
 def _describe_optimizer(optimizer: Any) -> Iterator[str]:
@@ -248,10 +272,17 @@ def _describe_method(method: Any) -> Iterator[str]:
             searched = f" (tune: {s})" if (s := hyperparameter.search_range) else ""
             line = f"  {name} = {hyperparameter.default:g}: {words}{searched}"
             yield line + (f". {text}" if text else "")
+    protocol = method.protocol
     default = collect_settings_by_protocol(method, RunSpec.dataset)
-    yield f"settings by protocol (--protocol NAME) on Fashion-MNIST, and if others on {RunSpec.dataset}:"
-    for name, values in collect_settings_by_protocol(method).items():
-        yield f"  {name}: {format_by_protocol(values, default.get(name, {}))}"
+    yield (
+        f"settings of the protocol {protocol} on Fashion-MNIST (in parentheses: on {RunSpec.dataset}; "
+        "after a semicolon: other protocols, --protocol NAME; —: not set):"
+    )
+    settings = collect_settings_by_protocol(method)
+    accepted = {name: None for values in settings.values() for name in values}
+    for name, values in settings.items():
+        text = format_by_protocol(accepted | values, default.get(name, {}), first=protocol)
+        yield f"  {name}: {text}"
 
 
 _MODEL_MEANINGS = {
@@ -335,39 +366,49 @@ _LISTED_SETTINGS = (
 )
 
 
-def format_by_protocol(values: Mapping[str, Any], default: Mapping[str, Any] = {}) -> str:
-    """Return the value of each protocol as text, or the value that all protocols share.
+def format_by_protocol(
+    values: Mapping[str, Any], default: Mapping[str, Any] = {}, *, first: str = ""
+) -> str:
+    """Return the values of all protocols as text.
 
     Args:
       values: values by protocol.
       default: values on the default data set, which are added in parentheses if they differ.
+      first: protocol whose value begins the text, without the protocol's name.
 
     Returns:
-      The text.
+      The values, each after the names of its protocols. A value that all protocols share has no
+      names.
     """
     texts = {protocol: format_setting_value(value) for protocol, value in values.items()}
     for protocol in texts.keys() & default.keys():
         if values[protocol] != default[protocol]:
             text = format_setting_value(default[protocol])
             texts[protocol] += f" ({RunSpec.dataset} {text})"
+    own_text = texts.get(first, "none")
     if len(texts) == len(PROTOCOLS) and len(set(texts.values())) == 1:
-        return texts.popitem()[1]
-    return ", ".join(f"{protocol} {text}" for protocol, text in texts.items())
+        own_text, first = texts.popitem()[1], first or "all"
+    names: dict[str, list[str]] = {}
+    for protocol, text in texts.items():
+        if not first or text != own_text:
+            names.setdefault(text, []).append(protocol)
+    groups = (f"{', '.join(protocols)} {text}" for text, protocols in names.items())
+    return "; ".join([*([own_text] if first else []), *groups])
 
 
 REGISTRIES: dict[str, tuple[Mapping[str, Any], Callable[[Any], Iterable[str]]]] = {
     "methods": (METHODS, _describe_method),
     "data sets": (DATASETS, lambda dataset: ()),
-    "data sources": (SOURCES, lambda source: _describe_parameters(source.options)),
+    "data sources": (SOURCES, _describe_source),
     "tasks": (TASKS, lambda kind: ()),
-    "partitions": (PARTITIONS, lambda scheme: _describe_parameters(scheme.parameters)),
+    "partitions": (PARTITIONS, _describe_partition),
     "skews": (ChainMap(SKEWS, _make_partition_skews()), _describe_skew),
     "systems": (SYSTEMS, functools.partial(_describe_kind, "system")),
     "attacks": (ATTACKS, functools.partial(_describe_kind, "attack")),
     "aggregations": (AGGREGATIONS, functools.partial(_describe_kind, "aggregation")),
     "privacy": (PRIVACY, functools.partial(_describe_kind, "privacy")),
     "networks": (NETWORKS, _describe_network),
-    "server's examples": (SERVER_SOURCES, lambda source: _describe_parameters(source.options)),
+    "server's examples": (SERVER_SOURCES, _describe_server_source),
     "compressors": (COMPRESSORS, functools.partial(_describe_kind, "compression")),
     "metrics": (METRICS, lambda metric: ()),
     "local optimizers": (OPTIMIZERS, _describe_optimizer),

@@ -101,7 +101,14 @@ class ServerSource(NamedTuple):
 
 
 def _draw_iid(rng, dataset, partition, *, size: PositiveInt | None = None):
-    """Draw size examples of the clients, with equal class counts if possible (default: 1 %)."""
+    """Draw size examples of the clients, with equal class counts if possible (default: 1 %).
+
+    Args:
+      rng: generator of random numbers.
+      dataset: the data set.
+      partition: the clients' examples.
+      size: number of examples. Default: 1 % of the clients' examples, at least one per class.
+    """
     class_counts = partition.label_counts(dataset.train_classes, dataset.num_classes).sum(0)
     examples = np.unique(partition.indices)
     labels = dataset.train_classes[examples]
@@ -118,7 +125,15 @@ def _draw_iid(rng, dataset, partition, *, size: PositiveInt | None = None):
 def _draw_from_clients(
     rng, dataset, partition, *, clients: PositiveInt = 10, per_client: PositiveInt = 50
 ):
-    """Draw per_client examples of each of a few clients, once (FSL's scenario 2a)."""
+    """Draw per_client examples of each of a few clients, once (FSL's scenario 2a).
+
+    Args:
+      rng: generator of random numbers.
+      dataset: the data set.
+      partition: the clients' examples.
+      clients: number of clients.
+      per_client: number of examples of each of these clients.
+    """
     partition.label_counts(dataset.train_classes, dataset.num_classes)  # it is of this data set
     eligible = np.flatnonzero(partition.sizes >= per_client)
     expected = f"at most {len(eligible)}, the clients with at least {per_client} examples"
@@ -137,7 +152,12 @@ def _count_held_out(num_train, num_classes, *, size=None):
 
 
 def _draw_held_out(withheld, *, size: PositiveInt | None = None):
-    """Draw size examples that no client holds, withheld before the split (default: 1 %)."""
+    """Draw size examples that no client holds, withheld before the split (default: 1 %).
+
+    Args:
+      withheld: the examples that were withheld before the split.
+      size: number of examples. Default: 1 % of the training examples, at least one per class.
+    """
     return withheld
 
 
@@ -158,7 +178,14 @@ def _make_glyph_pool(
     sizes: tuple[_Points, ...] = (100, 110, 120),
     rotations: tuple[_Degrees, ...] = (-20, -10, 0, 10, 20),
 ):
-    """Draw letters and digits of a script font at several sizes and rotations (FSLsyn)."""
+    """Draw letters and digits of a script font at several sizes and rotations (FSLsyn).
+
+    Args:
+      dataset: the data set.
+      font: file of a TrueType or OpenType font. Default: the built-in script font.
+      sizes: sizes of the letters in points.
+      rotations: rotations in degrees.
+    """
     _require_uint8_images(dataset)
     height, width, channels = dataset.input_shape
     require(channels == 1, "input_shape", dataset.input_shape, "one channel, for drawn glyphs")
@@ -167,7 +194,14 @@ def _make_glyph_pool(
 
 
 def _make_stl10_pool(dataset, data_dir, cache_dir, *, per_class: PositiveInt = 56):
-    """Take STL-10 images of the classes that the data set also has (FSLsyn, for CIFAR-10)."""
+    """Take STL-10 images of the classes that the data set also has (FSLsyn, for CIFAR-10).
+
+    Args:
+      dataset: the data set.
+      data_dir: see `load_dataset`.
+      cache_dir: see `load_dataset`.
+      per_class: number of images of each class.
+    """
     _require_uint8_images(dataset)
     require(dataset.input_shape[-1] == 3, "input_shape", dataset.input_shape, "three channels")
     stl10 = load_dataset("stl10", data_dir=data_dir, cache_dir=cache_dir)

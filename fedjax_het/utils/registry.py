@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, Final, Protocol, TypeVar, cast, get_args, get_origin, get_type_hints
 
+import docstring_parser
+
 from fedjax_het.utils.config import (
     is_supported_annotation,
     split_words,
@@ -21,6 +23,26 @@ from fedjax_het.utils.errors import (
     require_name,
     suggest_name,
 )
+
+
+def get_argument_docs(function: Callable | None) -> dict[str, str]:
+    """Return the text about each argument in the docstring of a function, by name.
+
+    Args:
+      function: a function with a docstring in Google, NumPy or reST style, or None.
+
+    Returns:
+      The texts that are not empty, each on one line.
+
+    Example:
+      >>> from fedjax_het.data.partition import dirichlet
+      >>> from fedjax_het.utils.registry import get_argument_docs
+      >>> get_argument_docs(dirichlet)["alpha"]
+      ''
+    """
+    parameters = docstring_parser.parse(inspect.getdoc(function) or "").params
+    texts = {each.arg_name: " ".join((each.description or "").split()) for each in parameters}
+    return {name: text for name, text in texts.items() if text}
 
 
 class RegistryEntry(Protocol):
