@@ -223,8 +223,14 @@ class _TrialRunner(NamedTuple):
     progress: SweepProgressOption
     sweep_arguments: Mapping[str, Any]
 
-    def run(self, trials: Sequence[_Trial], *, keep_state: bool) -> list[_Trial]:
-        """Run trials for their rounds, and return them with scores."""
+    def run(self, trials: Sequence[_Trial], part: str, *, keep_state: bool) -> list[_Trial]:
+        """Run trials for their rounds, and return them with scores.
+
+        Args:
+          trials: trials with equal numbers of rounds.
+          part: name of this part of the search, for the progress.
+          keep_state: see `sweep`.
+        """
         runs = [
             replace(
                 trial.spec,
@@ -237,7 +243,8 @@ class _TrialRunner(NamedTuple):
         ]
         if callable(self.progress) or self.progress in ("auto", True):
             report = self.progress if callable(self.progress) else print
-            report(f"Trials up to round {trials[0].rounds}: {len(runs)}")
+            count = f"{len(runs)} run{'s' * (len(runs) > 1)}"
+            report(f"{part}: {count} up to round {trials[0].rounds}")
         arguments = {"progress": self.progress, "keep_state": keep_state, **self.sweep_arguments}
         outcome = sweep(runs, self.directory, **arguments)
         if outcome.not_run:
@@ -274,7 +281,8 @@ def _search_by_halving(
             count, rounds = budget.list_rungs(search.spec.resolved().rounds)[rung]
             ranked = sorted(own_trials, key=lambda trial: -trial.score)  # stable: first trial first
             trials += [trial._replace(rung=rung, rounds=rounds) for trial in ranked[:count]]
-        scored = runner.run(trials, keep_state=rung + 1 < budget.num_rungs)
+        part = f"Rung {rung + 1} of {budget.num_rungs}"
+        scored = runner.run(trials, part, keep_state=rung + 1 < budget.num_rungs)
         scored_trials += scored
         survivors = [[t for t in scored if t.spec_index == i] for i in range(len(searches))]
     return scored_trials
@@ -305,7 +313,8 @@ def _search_by_optuna(
     ]
     num_rounds = [search.spec.resolved().rounds for search in searches]
     num_trials = [max(2, round(budget.count_rounds(rounds) / rounds)) for rounds in num_rounds]
-    for start in range(0, max(num_trials), budget.reduction):
+    batch_starts = range(0, max(num_trials), budget.reduction)
+    for number, start in enumerate(batch_starts, 1):
         batch: list[tuple[_Trial, Any]] = []
         for i, (search, study) in enumerate(zip(searches, studies, strict=True)):
             for j in range(start, min(start + budget.reduction, num_trials[i])):
@@ -313,7 +322,8 @@ def _search_by_optuna(
                 values = {} if j == 0 else _suggest_values(asked, search.space)
                 spec = replace(search.spec, hp={**search.spec.hp, **values})
                 batch.append((_Trial(i, j, spec, rounds=num_rounds[i]), asked))
-        scored = runner.run([trial for trial, _ in batch], keep_state=False)
+        part = f"Batch {number} of {len(batch_starts)}"
+        scored = runner.run([trial for trial, _ in batch], part, keep_state=False)
         for trial, (_, asked) in zip(scored, batch, strict=True):
             studies[trial.spec_index].tell(asked, max(trial.score, 0.0))
         scored_trials += scored

@@ -50,7 +50,10 @@ def test_folder_resumes_a_search(tmp_path, monkeypatch):
         raise AssertionError("a finished trial is repeated")
 
     monkeypatch.setattr(sweep_module.GroupRunner, "run_jobs", fail)
-    second = tune([SPEC], tmp_path, **BUDGET)
+    lines: list[str] = []
+    second = tune([SPEC], tmp_path, **BUDGET | {"progress": lines.append})
+    parts = [line for line in lines if line.startswith("Rung")]
+    assert parts == ["Rung 1 of 2: 4 runs up to round 2", "Rung 2 of 2: 2 runs up to round 4"]
     pd.testing.assert_frame_equal(second.trials, first.trials)
 
 
@@ -66,7 +69,10 @@ def test_optuna_has_the_rounds_of_halving():
     result = tune([SPEC], sampler="optuna", **BUDGET)
     # 4 trials of 2 rounds and 2 of 2 more are 12 rounds: 3 trials of 4 rounds.
     assert result.trials["rounds"].tolist() == [4, 4, 4]
-    again = tune([SPEC], sampler="optuna", **BUDGET)
+    lines: list[str] = []
+    again = tune([SPEC], sampler="optuna", **BUDGET | {"progress": lines.append})
+    parts = [line for line in lines if line.startswith("Batch")]
+    assert parts == ["Batch 1 of 2: 2 runs up to round 4", "Batch 2 of 2: 1 run up to round 4"]
     pd.testing.assert_frame_equal(result.trials, again.trials)
 
 
