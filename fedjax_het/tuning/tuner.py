@@ -243,8 +243,8 @@ class _TrialRunner(NamedTuple):
         ]
         if callable(self.progress) or self.progress in ("auto", True):
             report = self.progress if callable(self.progress) else print
-            count = f"{len(runs)} run{'s' * (len(runs) > 1)}"
-            report(f"{part}: {count} up to round {trials[0].rounds}")
+            number = f"{len(runs)} run{'s' * (len(runs) > 1)}"
+            report(f"{part}: {number} up to round {trials[0].rounds}")
         arguments = {"progress": self.progress, "keep_state": keep_state, **self.sweep_arguments}
         outcome = sweep(runs, self.directory, **arguments)
         if outcome.not_run:
