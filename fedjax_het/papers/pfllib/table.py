@@ -235,19 +235,14 @@ def make_scores_table(table_run: TableRun) -> pd.DataFrame:
       A row per run with the columns of `RunScores`.
     """
     records = []
-    for cell in table_run.cells:
+    for cell, result in table_run.iterate_results():
         method, settings = parse_row(cell.method)
-        for run in cell.runs:
-            if (result := table_run.load_run_result(run)) is not None:
-                local_lr = run.resolved().hyperparameters["local_lr"]
-                pooled, accuracy = (
-                    100 * result.metrics[name]
-                    for name in ("pooled_client_accuracy", "test_accuracy")
-                )
-                scores = (_find_best(pooled), pooled[-1], _find_best(accuracy), accuracy[-1])
-                records.append(
-                    RunScores(settings["partition"], method, local_lr, run.seed, *scores)
-                )
+        run = result.spec.resolved()
+        pooled = 100 * result.metrics["pooled_client_accuracy"]
+        accuracy = 100 * result.metrics["test_accuracy"]
+        scores = (_find_best(pooled), pooled[-1], _find_best(accuracy), accuracy[-1])
+        identity = (settings["partition"], method, run.hyperparameters["local_lr"], run.seed)
+        records.append(RunScores(*identity, *scores))
     return pd.DataFrame(records, columns=list(RunScores._fields))
 
 
