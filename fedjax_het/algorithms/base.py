@@ -289,7 +289,8 @@ class Algorithm(NamedTuple):
     extra_passes: NonNegativeInt = 0
     "Passes over a client's data before its local epochs."
     trains_on_server_data: bool = False
-    "Whether clients train on the server's examples in addition to their own examples."
+    """Whether clients train on the server's examples in addition to their own examples. The method
+    declares it as `required_data=("server_data", "shared_server_data")`."""
     can_page_state: bool = False
     """Whether `State.clients` may hold a table of rows instead of all K clients. Required: a round
     reads the rows of its own clients only; `init` makes the same row for every client, which does

@@ -275,5 +275,5 @@ DATA_SHARING = AlgorithmSpec(
     rules=(_PRETRAINING_RULE,),
     color="#E6AB02",
     wraps="model",
-    required_data=("server_data",),
+    required_data=("server_data", "shared_server_data"),
 )

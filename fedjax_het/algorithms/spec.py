@@ -132,10 +132,13 @@ class AlgorithmSpec:
     wrappable_as: WrapKind = "nothing"
     """Kind of base that this method can be; "average" implies "model". A base computes the
     gradients of its local loss by `LocalTraining.loss_and_gradient`, with the regularizer."""
-    required_data: tuple[Literal["server_data", "proxy_data", "averages", "norms"], ...] = ()
+    required_data: tuple[
+        Literal["server_data", "shared_server_data", "proxy_data", "averages", "norms"], ...
+    ] = ()
     """Data in addition to the clients' examples. "server_data": the server's examples.
-    "proxy_data": server's examples that no client holds. "averages": averages of clients' examples.
-    "norms": normalization layers of the network, without which a run logs a warning."""
+    "shared_server_data", with "server_data": clients train on them, too. "proxy_data": server's
+    examples that no client holds. "averages": averages of clients' examples. "norms": normalization
+    layers of the network, without which a run logs a warning."""
     input_kinds: tuple[InputKind, ...] = INPUT_KINDS
     """Kinds of inputs that the method accepts; a method that synthesizes inputs accepts no tokens,
     and a method that draws images accepts images alone."""
@@ -349,14 +352,20 @@ class AlgorithmSpec:
         if algorithm.combines_changes and training.attacks and not self.has_base:
             inputs = (*algorithm.round_inputs, make_malicious_input(training.attacks))
             algorithm = algorithm._replace(round_inputs=inputs)
-        self._require_models(algorithm, training.evaluated_model)
+        self._check_declarations(algorithm, training.evaluated_model)
         # An evaluation of personal models reads the states of all clients.
         if algorithm.personal_variables is not None:
             algorithm = algorithm._replace(can_page_state=False)
         return algorithm
 
-    def _require_models(self, algorithm: Algorithm, evaluated_model: str) -> None:
-        """Raise ContractError unless the algorithm has the models that the entry names."""
+    def _check_declarations(self, algorithm: Algorithm, evaluated_model: str) -> None:
+        """Raise ContractError unless the algorithm has the data and models that the entry names."""
+        is_shared = "shared_server_data" in self.required_data
+        if algorithm.trains_on_server_data and not is_shared:
+            raise ContractError(
+                f"method {self.name!r}: Algorithm.trains_on_server_data is True: expected "
+                "required_data=('server_data', 'shared_server_data')"
+            )
         if (algorithm.global_model is not None) != self.has_global_model:
             actual, expected = ("None", "a function") if self.has_global_model else ("set", "None")
             raise ContractError(

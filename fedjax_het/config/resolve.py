@@ -58,6 +58,7 @@ from fedjax_het.skews import (
     PARTITION_SKEW_EXAMPLES,
     PARTITION_SKEWS,
     SKEW_SETTING,
+    AmountSkew,
     DriftSkew,
     FeatureSkew,
     Skew,
@@ -273,10 +274,7 @@ def _resolve_except_hyperparameters(
             missing[name] = "constant"
     partition_skews = {key.partition(".")[0] for key in raw.skew} & PARTITION_SKEWS.keys()
     raw, missing, skews = _resolve_skew(raw, missing)
-    feature_skews = ", ".join(skew.name for skew in skews if isinstance(skew, FeatureSkew))
-    is_valid = not (feature_skews and "averages" in method.required_data)
-    expected = f"no skew of images: {method.name} averages inputs before the clients see them"
-    require(is_valid, "skew", feature_skews, expected)
+    _require_allowed_skews(method, skews)
     raw = _resolve_system(raw, method)
     raw = _resolve_received_updates(raw)
     spec = update_settings(raw, **missing)
@@ -387,6 +385,18 @@ def _resolve_skew(
     return update_settings(raw, skew=resolved), missing, skews
 
 
+def _require_allowed_skews(method: AlgorithmSpec, skews: tuple[Skew, ...]) -> None:
+    """Raise ConfigError for skews of examples that a method gives to several clients."""
+    feature_skews = [skew.name for skew in skews if isinstance(skew, FeatureSkew)]
+    is_valid = not (feature_skews and "averages" in method.required_data)
+    expected = f"no skew of images: {method.name} averages inputs before the clients see them"
+    require(is_valid, "skew", ", ".join(feature_skews), expected)
+    other_skews = [skew.name for skew in skews if not isinstance(skew, AmountSkew)]
+    is_valid = not (other_skews and "shared_server_data" in method.required_data)
+    expected = f"skews of numbers of examples: clients of {method.name} hold the server's, too"
+    require(is_valid, "skew", ", ".join(other_skews), expected)
+
+
 def _resolve_received_updates(raw: RunSettings) -> RunSettings:
     """Return the settings with `attack` and `aggregation` in their canonical order."""
     attack, _ = ATTACK_SETTING.resolve(raw.attack)
@@ -453,6 +463,10 @@ def _resolve_system(raw: RunSettings, method: AlgorithmSpec) -> RunSettings:
         reads_training |= isinstance(model, Deadline) and model.late == "partial"
         expected = f"another kind: clients of {method.name} condense data instead of training"
         is_valid = method.trains_locally or not reads_training
+        require(is_valid, "system", model.name, expected)
+        reads_losses = isinstance(model, AdaptiveSelection) and model.loss_reports is not None
+        expected = f"stale losses of candidates: {method.name} has no global model"
+        is_valid = method.has_global_model or not reads_losses
         require(is_valid, "system", model.name, expected)
         counts_epochs = isinstance(model, PartialWork) and model.unit == "epochs"
         expected = "partial_work:unit=steps with local_steps"

@@ -39,7 +39,7 @@ from fedjax_het.systems import (
 )
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.cohorts import compute_cohort_size
-from fedjax_het.utils.errors import ConfigError, display_name, require
+from fedjax_het.utils.errors import ConfigError, display_name
 
 
 def bind_scheduler(
@@ -74,10 +74,6 @@ def bind_scheduler(
         return ClientWork(partition, num_passes, spec.batch_size, extra_batches=extra_batches)
 
     drift = assignment.drift
-    has_skew = drift or assignment.skewed_dataset or assignment.skew.features
-    expected = f"skews of numbers of examples: clients of {spec.algorithm} hold the server's, too"
-    is_valid = not (has_skew and algorithm.trains_on_server_data)
-    require(is_valid, "skew", _list_kinds(spec.skew), expected)
     work: ClientWork | ClientClassWork | DriftingWork
     if drift is None:
         work = make_work(partition)
@@ -96,9 +92,6 @@ def bind_scheduler(
 
     if not simulation.is_adaptive:
         return _bind_settings(spec, work, list(start_plans()))
-    expected = f"stale losses of candidates: {spec.algorithm} has no global model"
-    is_valid = simulation.loss_reports is None or algorithm.global_model is not None
-    require(is_valid, "system", _list_kinds(spec.system), expected)
     settings, shortens_work = _get_round_settings(spec), simulation.shortens_work
 
     def make_adaptive(blocks: int, lanes: int, **changes: Any) -> Scheduler:
@@ -106,11 +99,6 @@ def bind_scheduler(
         return AdaptiveScheduler(*arguments, shortens_work=shortens_work)
 
     return make_adaptive
-
-
-def _list_kinds(settings: dict[str, Any]) -> str:
-    """Return the names of the kinds of a setting, for messages."""
-    return ", ".join(dict.fromkeys(key.partition(".")[0] for key in settings))
 
 
 def _make_simulation(

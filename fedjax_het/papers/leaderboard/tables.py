@@ -20,14 +20,20 @@ _DIRICHLET: dict[str, Any] = {
     "partition": "dirichlet_capped",
     "partition_options": {"min_size": 10},
 }
+
+
+def _list_methods_without(*data: str) -> list[str]:
+    """List the methods in which clients do not share these data, which some skews exclude."""
+    return [name for name in GLOBAL_METHODS if not {*data} & {*METHODS[name].required_data}]
+
+
 LABEL = make_leaderboard(
     "label", "Leaderboard: label skew, Dirichlet 0.1.", GLOBAL_METHODS, _DIRICHLET, alphas=(0.1,)
 )
 FEATURE = make_leaderboard(
     "feature",
     "Leaderboard: feature skew, rotation by 90 degrees.",
-    # Methods in which clients share averages of images refuse this skew.
-    [name for name in GLOBAL_METHODS if "averages" not in METHODS[name].required_data],
+    _list_methods_without("averages", "shared_server_data"),
     {"partition": "iid", "skew": "rotation:degrees=90"},
 )
 QUANTITY = make_leaderboard(
@@ -39,7 +45,7 @@ QUANTITY = make_leaderboard(
 NOISE = make_leaderboard(
     "noise",
     "Leaderboard: label noise, rate 0.4.",
-    GLOBAL_METHODS,
+    _list_methods_without("shared_server_data"),
     {"partition": "iid", "skew": "label_noise:rate=0.4"},
 )
 PERSONAL = make_leaderboard(

@@ -368,7 +368,13 @@ def build_unlisted_tuning(training, plan):
     return fedavg(training, plan)._replace(fine_tuning=tuning)
 
 
+def build_sharing(training, plan):
+    """FedAvg whose clients train on the server's examples."""
+    return fedavg(training, plan)._replace(trains_on_server_data=True)
+
+
 PERSONAL = {"evaluated_models": ("personal",)}
+SHARING = "trains_on_server_data is True: expected required_data=('server_data', 'shared_server_da"
 
 
 @pytest.mark.parametrize(
@@ -385,6 +391,7 @@ PERSONAL = {"evaluated_models": ("personal",)}
         ),
         (build_unlisted, {"evaluated_models": ("global", "own")}, "personal_variables=None for"),
         (build_unlisted_tuning, {}, "Algorithm.fine_tuning is set, but clients' tests evaluate"),
+        (build_sharing, {"required_data": ("server_data",)}, SHARING),
         # FedAvg's update, which is the default one, reads server_lr.
         (build_personal, PERSONAL | {"has_global_model": False}, "has_global_model=False"),
         (build_personal, PERSONAL | {"has_global_model": False}, "`update=`"),
