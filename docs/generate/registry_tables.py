@@ -47,4 +47,6 @@ def make_registry_table(title: str) -> str:
         if title == "data sources":  # their pages describe the options
             options = [option.partition(":")[0] for option in options]
         rows.append((f"`{entry.name}`", entry.description, "<br>".join(options)))
+    if not any(options for _, _, options in rows):
+        return make_table(("name", "description"), [row[:2] for row in rows])
     return make_table(("name", "description", "options"), rows)
