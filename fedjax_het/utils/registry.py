@@ -35,10 +35,10 @@ def get_argument_docs(function: Callable | None) -> dict[str, str]:
       The texts that are not empty, each on one line.
 
     Example:
-      >>> from fedjax_het.data.partition import dirichlet
+      >>> from fedjax_het.nn import NETWORKS
       >>> from fedjax_het.utils.registry import get_argument_docs
-      >>> get_argument_docs(dirichlet)["alpha"]
-      ''
+      >>> get_argument_docs(NETWORKS["convnet"].make)["width"]
+      'filters of each convolution.'
     """
     parameters = docstring_parser.parse(inspect.getdoc(function) or "").params
     texts = {each.arg_name: " ".join((each.description or "").split()) for each in parameters}
