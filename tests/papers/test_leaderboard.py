@@ -91,9 +91,9 @@ def small_board():
 
 def test_accuracy_of_zero_is_a_score():
     summary = {"final_accuracy": 0.5, "bmta_worst_decile": 0.0}
-    scores = board.score_run(SimpleNamespace(summary=summary), is_personal=False)
+    scores = board.score_run(SimpleNamespace(summary=summary), on_client_tests=False)
     assert scores == {"accuracy": 50.0, "worst": 0.0}
-    scores = board.score_run(SimpleNamespace(summary=summary), is_personal=True)
+    scores = board.score_run(SimpleNamespace(summary=summary), on_client_tests=True)
     assert math.isnan(scores["accuracy"])
 
 

@@ -152,18 +152,18 @@ def make_leaderboard(
     )
 
 
-def score_run(result: Result, *, is_personal: bool) -> dict[str, float]:
+def score_run(result: Result, *, on_client_tests: bool) -> dict[str, float]:
     """Return the accuracies of a run in percent.
 
     Args:
       result: a finished run.
-      is_personal: whether the accuracy is the mean over the clients' own tests; otherwise it is of
-        the global model on all test examples.
+      on_client_tests: whether the accuracy is the mean over the clients' own tests, with their
+        images; otherwise it is of the global model on all test examples.
 
     Returns:
       `accuracy`, and `worst`, the accuracy of the worst tenth of the clients.
     """
-    name = "final_client_accuracy" if is_personal else "final_accuracy"
+    name = "final_client_accuracy" if on_client_tests else "final_accuracy"
     values = {"accuracy": name, "worst": "bmta_worst_decile"}
     found = {key: result.summary.get(value) for key, value in values.items()}
     return {key: math.nan if value is None else 100 * value for key, value in found.items()}
@@ -236,19 +236,21 @@ def compute_detectable_difference(std: float, num_seeds: int) -> float:
     return float(effect) * std
 
 
-def compute_costs(table_run: TableRun, scores: pd.DataFrame, *, is_personal: bool) -> pd.DataFrame:
+def compute_costs(
+    table_run: TableRun, scores: pd.DataFrame, *, on_client_tests: bool
+) -> pd.DataFrame:
     """Compute the cost of each method up to the target accuracy.
 
     Args:
       table_run: the table with its runs.
       scores: `TableRun.collect_scores` of `score_run`, with `method` in place of `row`.
-      is_personal: see `score_run`.
+      on_client_tests: see `score_run`.
 
     Returns:
       A row per method with runs: `method`, `rounds_to`, `megabytes_to` and `teraflops_to`; missing
       if the mean curve does not reach the target.
     """
-    metric = "mean_client_accuracy" if is_personal else "test_accuracy"
+    metric = "mean_client_accuracy" if on_client_tests else "test_accuracy"
     target = TARGET_SHARE * scores.loc[scores["method"] == BASELINE, "accuracy"].mean() / 100
     records = []
     for cell in table_run.cells:
@@ -313,13 +315,13 @@ def make_text_table(table: pd.DataFrame, title: str, notes: Sequence[str]) -> Te
 
 
 def make_leaderboard_program(
-    declaration: TableDeclaration, *, is_personal: bool = False
+    declaration: TableDeclaration, *, on_client_tests: bool = False
 ) -> ProgramMain:
     """Make the program of a leaderboard.
 
     Args:
       declaration: as `make_leaderboard` returns it.
-      is_personal: see `score_run`.
+      on_client_tests: see `score_run`.
 
     Returns:
       `main(argv)`, which returns the exit status.
@@ -327,7 +329,7 @@ def make_leaderboard_program(
 
     def write_outputs(table_run: TableRun) -> Sequence[str]:
         table_run = _add_kept_rows(declaration, table_run)
-        scores = table_run.collect_scores(partial(score_run, is_personal=is_personal))
+        scores = table_run.collect_scores(partial(score_run, on_client_tests=on_client_tests))
         if "accuracy" not in scores:
             print("There is no run to show.")
             return []
@@ -335,12 +337,12 @@ def make_leaderboard_program(
         measured = set(scores.loc[scores["accuracy"].notna(), "method"])
         scores = scores[scores["method"].isin(measured)]
         table = compare_with_baseline(scores)
-        costs = compute_costs(table_run, scores, is_personal=is_personal)
+        costs = compute_costs(table_run, scores, on_client_tests=on_client_tests)
         table = table.merge(costs, on="method", how="left")
         table["spread"] = table["method"].map(compute_tuning_spread(table_run))
         planned = {cell.method: len(cell.runs) for cell in table_run.cells}
         table["planned"] = table["method"].map(planned)
-        notes = _make_notes(table_run, scores, is_personal=is_personal)
+        notes = _make_notes(table_run, scores, on_client_tests=on_client_tests)
         if left_out := [get_method_title(name) for name in planned if name not in measured]:
             notes.append(f"Diverged or not run: {', '.join(left_out)}.")
         text = make_text_table(table, f"{table_run.title}.", notes)
@@ -377,13 +379,13 @@ def _add_kept_rows(declaration: TableDeclaration, table_run: TableRun) -> TableR
     return table_run._replace(cells=shown)
 
 
-def _make_notes(table_run: TableRun, scores: pd.DataFrame, *, is_personal: bool) -> list[str]:
+def _make_notes(table_run: TableRun, scores: pd.DataFrame, *, on_client_tests: bool) -> list[str]:
     """Return the notes below a leaderboard."""
     accuracies = scores.pivot(index="seed", columns="method", values="accuracy")
     differences = accuracies.sub(accuracies[BASELINE], axis=0).drop(columns=BASELINE)
     measured = (
         "mean over the clients' own tests"
-        if is_personal
+        if on_client_tests
         else "the global model on all test examples"
     )
     notes = [

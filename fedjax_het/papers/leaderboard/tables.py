@@ -56,7 +56,7 @@ PERSONAL = make_leaderboard(
     alphas=(0.1,),
 )
 label = make_leaderboard_program(LABEL)
-feature = make_leaderboard_program(FEATURE)
+feature = make_leaderboard_program(FEATURE, on_client_tests=True)  # rotated as the clients' images
 quantity = make_leaderboard_program(QUANTITY)
 noise = make_leaderboard_program(NOISE)
-personal = make_leaderboard_program(PERSONAL, is_personal=True)
+personal = make_leaderboard_program(PERSONAL, on_client_tests=True)
