@@ -57,7 +57,7 @@ def test_archived_tables_have_names_of_methods_and_no_tests_of_few_seeds(path):
     header, _, *rows = rows
     if "p" in header and path.name not in TESTS_OVER_CLIENTS_OR_IMAGES:
         tested = [row for row in rows if row[header.index("p")] not in ("", MISSING)]
-        assert tested and all(int(row[header.index("Seeds")]) >= 3 for row in tested)
+        assert tested and all(int(row[header.index("Seeds")].split()[0]) >= 3 for row in tested)
     if "Method" in header:
         methods = {row[header.index("Method")].partition(" ")[0] for row in rows}
         assert not methods & {*METHODS} and not any("=" in method for method in methods)
