@@ -374,7 +374,7 @@ def format_by_protocol(
     Args:
       values: values by protocol.
       default: values on the default data set, which are added in parentheses if they differ.
-      first: protocol whose value begins the text, without the protocol's name.
+      first: one of these protocols, whose value begins the text, without the protocol's name.
 
     Returns:
       The values, each after the names of its protocols. A value that all protocols share has no
@@ -385,15 +385,14 @@ def format_by_protocol(
         if values[protocol] != default[protocol]:
             text = format_setting_value(default[protocol])
             texts[protocol] += f" ({RunSpec.dataset} {text})"
-    own_text = texts.get(first, "none")
     if len(texts) == len(PROTOCOLS) and len(set(texts.values())) == 1:
-        own_text, first = texts.popitem()[1], first or "all"
+        return texts.popitem()[1]
     names: dict[str, list[str]] = {}
     for protocol, text in texts.items():
-        if not first or text != own_text:
-            names.setdefault(text, []).append(protocol)
-    groups = (f"{', '.join(protocols)} {text}" for text, protocols in names.items())
-    return "; ".join([*([own_text] if first else []), *groups])
+        names.setdefault(text, []).append(protocol)
+    own_texts = [texts[first]] if first else []
+    groups = [f"{', '.join(names[text])} {text}" for text in names if text not in own_texts]
+    return "; ".join(own_texts + groups)
 
 
 REGISTRIES: dict[str, tuple[Mapping[str, Any], Callable[[Any], Iterable[str]]]] = {
