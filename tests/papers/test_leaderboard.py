@@ -43,7 +43,10 @@ def make_scores():
     accuracies = {"fedavg": base, "fedprox": base + GAINS, "scaffold": base + 0.1}
     return pd.DataFrame(
         [
-            {"method": method, "seed": seed, "accuracy": value, "worst": value - 10}
+            {
+                **{"method": method, "seed": seed, "accuracy": value},
+                **{"highest": value + 1, "worst": value - 10},
+            }
             for method, values in accuracies.items()
             for seed, value in enumerate(values)
         ]
@@ -58,6 +61,7 @@ def test_comparison_by_hand():
     # The bootstrap's means are multiples of 0.2 between the smallest and the largest difference.
     assert 1.0 <= row["low"] < 1.6 < row["high"] <= 2.0
     np.testing.assert_allclose(row["worst"], row["accuracy"] - 10)
+    np.testing.assert_allclose(row["highest"], row["accuracy"] + 1)
     # SCAFFOLD's differences are constant and have no test, so Holm's correction is over one row.
     expected = stats.ttest_1samp(GAINS, 0).pvalue
     np.testing.assert_allclose(row["p"], expected)
@@ -89,12 +93,28 @@ def small_board():
     METHODS.pop("mine", None)
 
 
+def make_result(client_accuracy, **summary):
+    return SimpleNamespace(summary=summary, metrics={"client_accuracy": np.array(client_accuracy)})
+
+
+def test_scores_are_of_the_last_five_rounds():
+    """The accuracy falls after round 2: the worst tenth is of the rounds of the final accuracy."""
+    rounds = [[0.1, 0.2], [0.9, 0.8], [0.5, 0.1], [0.5, 0.2], [0.5, 0.3], [0.5, 0.4], [0.5, 0.5]]
+    rates = {"final_accuracy": 0.4, "best_accuracy": 0.85, "bmta": 0.8}
+    scores = board.score_run(make_result(rounds, **rates), on_client_tests=False)
+    np.testing.assert_allclose(
+        [scores["accuracy"], scores["highest"], scores["worst"]], [40, 85, 30]
+    )
+    scores = board.score_run(make_result(rounds, **rates), on_client_tests=True)
+    assert math.isnan(scores["accuracy"]) and scores["highest"] == 80
+
+
 def test_accuracy_of_zero_is_a_score():
-    summary = {"final_accuracy": 0.5, "bmta_worst_decile": 0.0}
-    scores = board.score_run(SimpleNamespace(summary=summary), on_client_tests=False)
-    assert scores == {"accuracy": 50.0, "worst": 0.0}
-    scores = board.score_run(SimpleNamespace(summary=summary), on_client_tests=True)
-    assert math.isnan(scores["accuracy"])
+    result = make_result([[0.0, 0.0]], final_accuracy=0.0, best_accuracy=0.5)
+    scores = board.score_run(result, on_client_tests=False)
+    assert scores == {"accuracy": 0.0, "highest": 50.0, "worst": 0.0}
+    scores = board.score_run(make_result([[math.nan] * 2]), on_client_tests=False)
+    assert all(math.isnan(value) for value in scores.values())
 
 
 @pytest.mark.slow
