@@ -94,25 +94,40 @@ def small_board():
 
 
 def make_result(client_accuracy, **summary):
-    return SimpleNamespace(summary=summary, metrics={"client_accuracy": np.array(client_accuracy)})
+    client_accuracy = np.array(client_accuracy)
+    means = client_accuracy.mean(1)
+    metrics = {"client_accuracy": client_accuracy, "mean_client_accuracy": means}
+    return SimpleNamespace(summary=summary, metrics=metrics | {"test_accuracy": means - 0.05})
+
+
+# The accuracy falls after round 2.
+ROUNDS = [[0.1, 0.2], [0.9, 0.8], [0.5, 0.1], [0.5, 0.2], [0.5, 0.3], [0.5, 0.4], [0.5, 0.5]]
 
 
 def test_scores_are_of_the_last_five_rounds():
-    """The accuracy falls after round 2: the worst tenth is of the rounds of the final accuracy."""
-    rounds = [[0.1, 0.2], [0.9, 0.8], [0.5, 0.1], [0.5, 0.2], [0.5, 0.3], [0.5, 0.4], [0.5, 0.5]]
-    rates = {"final_accuracy": 0.4, "best_accuracy": 0.85, "bmta": 0.8}
-    scores = board.score_run(make_result(rounds, **rates), on_client_tests=False)
-    np.testing.assert_allclose(
-        [scores["accuracy"], scores["highest"], scores["worst"]], [40, 85, 30]
+    result = make_result(ROUNDS, final_accuracy=0.4, final_client_accuracy=0.45)
+    scores = board.score_run(result, on_client_tests=False)
+    assert scores == pytest.approx({"accuracy": 40, "highest": 80, "worst": 30})
+    scores = board.score_run(result, on_client_tests=True)
+    assert scores == pytest.approx({"accuracy": 45, "highest": 85, "worst": 30})
+
+
+def test_scores_are_of_the_best_round_by_validation():
+    """Validation by the global model selects round 3, by the clients' models round 4."""
+    result = make_result(
+        ROUNDS,
+        **{"best_validation_accuracy": 0.9, "best_round": 3, "best_accuracy": 0.25},
+        **{"bmta": 0.35, "bmta_round": 4, "final_accuracy": 0.4, "final_client_accuracy": 0.45},
     )
-    scores = board.score_run(make_result(rounds, **rates), on_client_tests=True)
-    assert math.isnan(scores["accuracy"]) and scores["highest"] == 80
+    scores = board.score_run(result, on_client_tests=False)
+    assert scores == pytest.approx({"accuracy": 25, "highest": 80, "worst": 10})
+    scores = board.score_run(result, on_client_tests=True)
+    assert scores == pytest.approx({"accuracy": 35, "highest": 85, "worst": 20})
 
 
 def test_accuracy_of_zero_is_a_score():
-    result = make_result([[0.0, 0.0]], final_accuracy=0.0, best_accuracy=0.5)
-    scores = board.score_run(result, on_client_tests=False)
-    assert scores == {"accuracy": 0.0, "highest": 50.0, "worst": 0.0}
+    result = make_result([[0.0, 0.1]], final_accuracy=0.0)
+    assert board.score_run(result, on_client_tests=False)["accuracy"] == 0.0
     scores = board.score_run(make_result([[math.nan] * 2]), on_client_tests=False)
     assert all(math.isnan(value) for value in scores.values())
 

@@ -2,8 +2,8 @@
 
 Each row is tuned by `fedjax_het.tune` with one budget and runs with five seeds. The table has the
 accuracy, its difference from FedAvg, the highest accuracy of a round, the accuracy of the worst
-tenth of the clients, the cost up to a target accuracy, and the spread of the tuning trials. A critical-difference diagram ranks the
-rows.
+tenth of the clients, the cost up to a target accuracy, and the spread of the tuning trials. A
+critical-difference diagram ranks the rows.
 
 A user's method joins a leaderboard by one command, which tunes and runs this method alone and
 prints its row beside the rows that the folder has:
@@ -156,25 +156,36 @@ def make_leaderboard(
 def score_run(result: Result, *, on_client_tests: bool) -> dict[str, float]:
     """Return the accuracies of a run in percent.
 
+    The rounds of `accuracy` and `worst` are the last five, or the round with the highest validation
+    accuracy if the run has a validation split.
+
     Args:
-      result: a finished run.
+      result: a finished run with `client_tests`.
       on_client_tests: whether the accuracy is the mean over the clients' own tests, with their
         images; otherwise it is of the global model on all test examples.
 
     Returns:
-      `accuracy`, the mean over the last five rounds; `highest`, the highest accuracy of a round; and
-      `worst`, the accuracy of the worst tenth of the clients over the last five rounds. Missing
-      values are NaN.
+      `accuracy`; `highest`, the highest accuracy of a round; and `worst`, the mean accuracy of the
+      worst tenth of the clients on their own tests. Missing values are NaN.
     """
-    accuracy, highest = (
-        ("final_client_accuracy", "bmta")
+    summary, metrics = result.summary, result.metrics
+    final, best, best_round, curve = (
+        ("final_client_accuracy", "bmta", "bmta_round", "mean_client_accuracy")
         if on_client_tests
-        else ("final_accuracy", "best_accuracy")
+        else ("final_accuracy", "best_accuracy", "best_round", "test_accuracy")
     )
-    values = {"accuracy": result.summary.get(accuracy), "highest": result.summary.get(highest)}
-    clients = result.metrics.get("client_accuracy", np.empty((0, 0)))[-5:]  # [rounds, clients]
+    rounds = slice(-5, None)
+    if has_validation := summary.get("best_validation_accuracy") is not None:
+        rounds = slice(summary[best_round] - 1, summary[best_round])
+    accuracy = summary.get(best if has_validation else final)
+    measured = [value for value in metrics[curve] if math.isfinite(value)]
+    clients = metrics["client_accuracy"][rounds]  # [rounds, clients]
     clients = clients[np.isfinite(clients).any(1)]
-    values["worst"] = worst_decile(clients.mean(0)) if len(clients) else None
+    values = {
+        "accuracy": accuracy,
+        "highest": max(measured, default=None),
+        "worst": worst_decile(clients.mean(0)) if len(clients) else None,
+    }
     return {key: math.nan if value is None else 100 * value for key, value in values.items()}
 
 
@@ -398,11 +409,13 @@ def _make_notes(table_run: TableRun, scores: pd.DataFrame, *, on_client_tests: b
         if on_client_tests
         else "the global model on all test examples"
     )
+    has_validation = table_run.cells[0].runs[0].validation is not None
+    rounds = "round with the highest validation accuracy" if has_validation else "last five rounds"
     notes = [
-        f"Accuracy in %, {measured}, mean of the last five rounds ± deviation over seeds. Over "
+        f"Accuracy in %, {measured}, {rounds}, mean ± deviation over seeds. Over "
         f"FedAvg: mean difference over seeds with its 95 % bootstrap interval; p: paired t-tests with "
         f"Holm's correction over all rows. Highest: accuracy of the best round, which is chosen by "
-        f"the tests. Worst tenth: clients, last five rounds. Cost: up to the first evaluation "
+        f"the tests. Worst tenth: clients, {rounds}. Cost: up to the first evaluation "
         f"with {100 * TARGET_SHARE:.0f} % of FedAvg's accuracy. Trials ±: deviation of the trials "
         f"before selection.",
     ]
@@ -412,8 +425,8 @@ def _make_notes(table_run: TableRun, scores: pd.DataFrame, *, on_client_tests: b
             f"{num_seeds} seeds find a difference of {detectable:.1f} points with a probability of "
             f"{100 * POWER:.0f} %, at the median deviation of the differences."
         )
-    budget, rounds = table_run.experiment.budget, _get_rounds(table_run.cells)
-    return [*notes, describe_search(budget, rounds)] if budget else notes
+    budget, num_rounds = table_run.experiment.budget, _get_rounds(table_run.cells)
+    return [*notes, describe_search(budget, num_rounds)] if budget else notes
 
 
 def _get_rounds(cells: Sequence[TableCell]) -> int:
