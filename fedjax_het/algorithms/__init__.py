@@ -182,6 +182,7 @@ _FUNCTION_FIELDS = (
     "has_global_model",
     "has_diagnostics",
     "min_clients",
+    "min_rounds",
     "adapt_network",
 )
 

@@ -498,11 +498,16 @@ def _get_fine_tune_epochs(settings: Mapping[str, Any], algorithm_spec: Algorithm
     return 15 if settings["alpha"] == 0.16 else None
 
 
+def _get_min_rounds(options: DynaFedOptions) -> int:
+    """Return the number of the first round after the first synthesis."""
+    return options.trajectory_rounds + 1
+
+
 def _settings_warnings(run: Any, algorithm_spec: AlgorithmSpec) -> list[str]:
     options = algorithm_spec.parse_method_options(run.options)
     assert isinstance(options, DynaFedOptions) and algorithm_spec.base is not None
     options.check_step_size(run.hp["step_size"], "hp step_size")
-    if run.rounds > options.trajectory_rounds:
+    if run.rounds >= _get_min_rounds(options):
         return []
     return [
         f"rounds = {run.rounds}: this is {algorithm_spec.base.name}, since data are synthesized after "
@@ -521,6 +526,7 @@ SPEC = AlgorithmSpec(
     protocol="dynafed",
     color="#D55E00",
     wraps="model",
+    min_rounds=_get_min_rounds,
     settings_warnings=_settings_warnings,
     rules=(
         DefaultsRule(

@@ -167,6 +167,9 @@ class AlgorithmSpec:
     "Whether the method has method-specific diagnostics, see `Algorithm.diagnostics`."
     min_clients: PositiveInt = 1
     "Smallest number of clients."
+    min_rounds: Callable[[Any], int] = lambda options: 1
+    """`min_rounds(options) -> rounds`: smallest number of rounds in which the method takes effect,
+    such as the first round after a synthesis. Trials of `tune` have at least this many rounds."""
     settings_warnings: Callable[..., Sequence[str]] = lambda run, algorithm_spec: ()
     """`settings_warnings(run, algorithm_spec) -> lines`: warnings of settings without effect or
     with an unexpected one, logged when the run starts. `run` is a resolved `RunSpec`,
@@ -243,6 +246,15 @@ class AlgorithmSpec:
         """Return the record of the method's own options. Raises ConfigError."""
         names = config_to_dict(self.options())
         return parse_config(self.options, {n: options[n] for n in options if n in names})
+
+    def get_min_rounds(self, options: Mapping[str, Any]) -> int:
+        """Return the smallest number of rounds in which the method and its base take effect.
+
+        Args:
+          options: options of the method and its base.
+        """
+        specs = filter(None, (self, self.base))
+        return max(spec.min_rounds(spec.parse_method_options(options)) for spec in specs)
 
     def collect_hyperparameters(
         self, local_optimizer: str | None, options: Mapping[str, Any], num_clients: int

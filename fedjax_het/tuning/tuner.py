@@ -1,7 +1,8 @@
 """Successive halving: the values of hyperparameters with the best validation accuracy.
 
 Every method has the same number of trials and of rounds, and so of local steps. All trials run for
-a few rounds. The best third continues for three times as many rounds, and so on.
+a few rounds. The best third continues for three times as many rounds, and so on. A trial is not
+shorter than the rounds after which the method takes effect (`AlgorithmSpec.min_rounds`).
 
 Source: Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter
 Optimization" (AISTATS 2016).
@@ -15,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
+from fedjax_het.algorithms import get_algorithm_spec
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.runtime.progress import SweepProgressOption
 from fedjax_het.runtime.results import Result
@@ -59,11 +61,12 @@ class Budget(NamedTuple):
     num_rungs: int
     reduction: int
 
-    def list_rungs(self, num_rounds: int) -> list[tuple[int, int]]:
+    def list_rungs(self, num_rounds: int, min_rounds: int = 1) -> list[tuple[int, int]]:
         """Return the number of trials and of rounds of each rung.
 
         Args:
           num_rounds: number of rounds of the last rung.
+          min_rounds: smallest number of rounds in which the method takes effect.
 
         Returns:
           A pair for each rung.
@@ -71,13 +74,14 @@ class Budget(NamedTuple):
         pairs = []
         for rung in range(self.num_rungs):
             rounds = math.ceil(num_rounds / self.reduction ** (self.num_rungs - 1 - rung))
+            rounds = min(num_rounds, max(rounds, min_rounds))
             pairs.append((math.ceil(self.num_trials / self.reduction**rung), rounds))
         return pairs
 
-    def count_rounds(self, num_rounds: int) -> int:
+    def count_rounds(self, num_rounds: int, min_rounds: int = 1) -> int:
         """Return the number of rounds of all trials; a trial continues in the next rung."""
         total, previous_rounds = 0, 0
-        for num_trials, rounds in self.list_rungs(num_rounds):
+        for num_trials, rounds in self.list_rungs(num_rounds, min_rounds):
             total += num_trials * (rounds - previous_rounds)
             previous_rounds = rounds
         return total
@@ -193,6 +197,12 @@ class _Search(NamedTuple):
     spec: RunSpec
     space: Space
 
+    def get_num_rounds(self) -> tuple[int, int]:
+        """Return the rounds of a run, and the smallest number in which the method takes effect."""
+        resolved = self.spec.resolved()
+        method = get_algorithm_spec(resolved.algorithm, resolved.options)
+        return resolved.rounds, method.get_min_rounds(resolved.options)
+
 
 class _Trial(NamedTuple):
     """Hyperparameters of a method, and their score after a rung.
@@ -227,7 +237,7 @@ class _TrialRunner(NamedTuple):
         """Run trials for their rounds, and return them with scores.
 
         Args:
-          trials: trials with equal numbers of rounds.
+          trials: the trials of a part of the search.
           part: name of this part of the search, for the progress.
           keep_state: see `sweep`.
         """
@@ -244,7 +254,7 @@ class _TrialRunner(NamedTuple):
         if callable(self.progress) or self.progress in ("auto", True):
             report = self.progress if callable(self.progress) else print
             number = f"{len(runs)} run{'s' * (len(runs) > 1)}"
-            report(f"{part}: {number} up to round {trials[0].rounds}")
+            report(f"{part}: {number} up to round {max(trial.rounds for trial in trials)}")
         arguments = {"progress": self.progress, "keep_state": keep_state, **self.sweep_arguments}
         outcome = sweep(runs, self.directory, **arguments)
         if outcome.not_run:
@@ -278,7 +288,7 @@ def _search_by_halving(
     for rung in range(budget.num_rungs):
         trials = []
         for search, own_trials in zip(searches, survivors, strict=True):
-            count, rounds = budget.list_rungs(search.spec.resolved().rounds)[rung]
+            count, rounds = budget.list_rungs(*search.get_num_rounds())[rung]
             ranked = sorted(own_trials, key=lambda trial: -trial.score)  # stable: first trial first
             trials += [trial._replace(rung=rung, rounds=rounds) for trial in ranked[:count]]
         part = f"Rung {rung + 1} of {budget.num_rungs}"
@@ -311,8 +321,9 @@ def _search_by_optuna(
         )
         for _ in searches
     ]
-    num_rounds = [search.spec.resolved().rounds for search in searches]
-    num_trials = [max(2, round(budget.count_rounds(rounds) / rounds)) for rounds in num_rounds]
+    pairs = [search.get_num_rounds() for search in searches]
+    num_rounds = [rounds for rounds, _ in pairs]
+    num_trials = [max(2, round(budget.count_rounds(*pair) / pair[0])) for pair in pairs]
     batch_starts = range(0, max(num_trials), budget.reduction)
     for number, start in enumerate(batch_starts, 1):
         batch: list[tuple[_Trial, Any]] = []

@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedjax_het import RunSpec, simulate, tune
+from fedjax_het import RunSpec, register_method, simulate, tune
+from fedjax_het.algorithms import METHODS
 from fedjax_het.cli import main
 from fedjax_het.runtime import sweep as sweep_module
 from fedjax_het.utils.errors import ConfigError
@@ -37,6 +38,17 @@ def test_scores_are_validation_accuracies_and_the_best_half_continues():
         score = simulate(run, progress=None).summary[name]
         own = table[(table["spec"] == index) & table["chosen"]]
         np.testing.assert_allclose(own["score"].item(), score)
+
+
+def test_trials_are_as_long_as_the_method_needs():
+    register_method("late", METHODS["fedavg"].build, min_rounds=lambda options: 3)
+    lines: list[str] = []
+    specs = [SPEC, RunSpec("late", **SETTINGS)]
+    table = tune(specs, **BUDGET | {"progress": lines.append}).trials
+    rounds = table.groupby(["method", "rung"])["rounds"].unique().map(list)
+    assert rounds["fedavg"].tolist() == [[2], [4]]
+    assert rounds["late"].tolist() == [[3], [4]]
+    assert lines[0] == "Rung 1 of 2: 8 runs up to round 3"
 
 
 def test_folder_resumes_a_search(tmp_path, monkeypatch):

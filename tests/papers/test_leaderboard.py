@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from fedjax_het import register_method
-from fedjax_het.algorithms import METHODS
+from fedjax_het.algorithms import METHODS, get_algorithm_spec
 from fedjax_het.papers.leaderboard import board, tables
 from fedjax_het.papers.table import Preset, TableArguments, make_cells
 from fedjax_het.runtime import sweep as sweep_module
@@ -27,6 +27,16 @@ def test_rows_have_valid_settings_and_one_budget(declaration):
     specs = [cell.runs[0].resolved() for cell in cells]
     assert len({(s.rounds, s.num_clients, s.local_epochs, s.batch_size) for s in specs}) == 1
     assert board.BASELINE in [cell.method for cell in cells]
+
+
+@pytest.mark.parametrize("preset", ["cpu", "cifar"])
+@pytest.mark.parametrize("declaration", BOARDS, ids=lambda declaration: declaration.name)
+def test_methods_take_effect_in_all_trials(declaration, preset):
+    for cell in make_cells(declaration, TableArguments(preset)):
+        spec = cell.runs[0].resolved()
+        method = get_algorithm_spec(spec.algorithm, spec.options)
+        (_, rounds), *_ = board.DEFAULT_BUDGET.list_rungs(spec.rounds)
+        assert method.get_min_rounds(spec.options) <= rounds
 
 
 def test_rows_are_the_methods_of_the_registry():

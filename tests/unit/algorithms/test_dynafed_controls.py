@@ -131,6 +131,7 @@ def test_warns_of_settings_without_effect(caplog):
     spec = make_spec("dynafed", options={**options, "synthetic": "untrained"}, rounds=5)
     method = get_algorithm_spec("dynafed", spec.options)
     assert method.settings_warnings(spec.resolved(), method) == []
+    assert method.get_min_rounds(spec.options) == 5
 
 
 @pytest.mark.parametrize("step_size", [11.0, 100.0, 1e-5])

@@ -72,3 +72,6 @@ def test_budget_by_hand():
     assert budget.list_rungs(20) == [(9, 3), (3, 7), (1, 20)]
     assert budget.count_rounds(20) == 9 * 3 + 3 * (7 - 3) + 13
     assert Budget(5, 1, 3).list_rungs(20) == [(5, 20)]
+    assert budget.list_rungs(20, 6) == [(9, 6), (3, 7), (1, 20)]
+    assert budget.count_rounds(20, 6) == 9 * 6 + 3 * (7 - 6) + 13
+    assert budget.list_rungs(20, 30) == [(9, 20), (3, 20), (1, 20)]
