@@ -85,6 +85,10 @@ COMMAND_LINES = {
     ("fedamp/robustness.py", "robustness-digits"): "--seeds 1 2 3 4 5",
     ("niid_bench/table3.py", "table3-chance"): "--preset chance",
     ("pfllib/table.py", "table-tuning"): "--preset tuning",
+    ("leaderboard/noise.py", "noise-validation-cpu"): (
+        "--preset cpu --validation 0.1 --methods fedavg fedprox scaffold fedavgm fedadam fedyogi "
+        "fedcm feddyn fedsam mofedsam qfedavg fedadagrad fsl ccvr"
+    ),
 }
 PRESETS = ("short", "cpu", "paper")
 
