@@ -19,7 +19,7 @@ from fedjax_het.runtime.sweep import plan_sweep
 from fedjax_het.utils.io import ARCHIVE_NAME, DamagedFileError
 
 ARCHIVES = sorted((ROOT / "experiments").rglob(ARCHIVE_NAME))
-NUM_RUNS = 4773
+NUM_RUNS = 4783
 # Runs of a version that had other options.
 OF_OTHER_OPTIONS = "dynafed/results/ablations"
 # Runs of versions that named them otherwise, by the names of their files: their digests since then.
