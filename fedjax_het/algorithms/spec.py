@@ -169,7 +169,7 @@ class AlgorithmSpec:
     "Smallest number of clients."
     min_rounds: Callable[[Any], int] = lambda options: 1
     """`min_rounds(options) -> rounds`: smallest number of rounds in which the method takes effect,
-    such as the first round after a synthesis. Trials of `tune` have at least this many rounds."""
+    such as the first round after a synthesis. A trial of `tune` has at least this number."""
     settings_warnings: Callable[..., Sequence[str]] = lambda run, algorithm_spec: ()
     """`settings_warnings(run, algorithm_spec) -> lines`: warnings of settings without effect or
     with an unexpected one, logged when the run starts. `run` is a resolved `RunSpec`,

@@ -1,8 +1,9 @@
 """Successive halving: the values of hyperparameters with the best validation accuracy.
 
-Every method has the same number of trials and of rounds, and so of local steps. All trials run for
-a few rounds. The best third continues for three times as many rounds, and so on. A trial is not
-shorter than the rounds after which the method takes effect (`AlgorithmSpec.min_rounds`).
+All methods have equally many trials. The trials of the first rung run for a few rounds. Each rung
+continues the best third of the trials up to three times the rounds of the rung before. A trial has
+at least `AlgorithmSpec.min_rounds`, the rounds in which its method takes effect. Methods without
+such a minimum have equally many rounds and local steps.
 
 Source: Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter
 Optimization" (AISTATS 2016).
@@ -180,7 +181,7 @@ def tune(
     # An error precedes the first line of progress.
     require_trackers(sweep_arguments.get("track", ()), directory, argument="directory")
     runner = _TrialRunner(directory, tuple(seeds), validation, progress, sweep_arguments)
-    searches = [_Search(spec, get_search_space(spec, space)) for spec in specs]
+    searches = [_make_search(spec, space) for spec in specs]
     search = _search_by_optuna if sampler == "optuna" else _search_by_halving
     scored_trials = search(searches, Budget(trials, rungs, reduction), runner)
     best = [_find_best(index, spec, scored_trials) for index, spec in enumerate(specs)]
@@ -192,16 +193,26 @@ def tune(
 
 
 class _Search(NamedTuple):
-    """Settings of a method and its ranges."""
+    """Settings of a method, its ranges and its rounds.
+
+    Attributes:
+      spec: the settings.
+      space: ranges of the hyperparameters by name.
+      num_rounds: number of rounds of a run.
+      min_rounds: smallest number of rounds in which the method takes effect.
+    """
 
     spec: RunSpec
     space: Space
+    num_rounds: int
+    min_rounds: int
 
-    def get_num_rounds(self) -> tuple[int, int]:
-        """Return the rounds of a run, and the smallest number in which the method takes effect."""
-        resolved = self.spec.resolved()
-        method = get_algorithm_spec(resolved.algorithm, resolved.options)
-        return resolved.rounds, method.get_min_rounds(resolved.options)
+
+def _make_search(spec: RunSpec, space: Mapping[str, Any] | None) -> _Search:
+    resolved = spec.resolved()
+    method = get_algorithm_spec(resolved.algorithm, resolved.options)
+    min_rounds = method.get_min_rounds(resolved.options)
+    return _Search(spec, get_search_space(spec, space), resolved.rounds, min_rounds)
 
 
 class _Trial(NamedTuple):
@@ -281,14 +292,17 @@ def _search_by_halving(
 ) -> list[_Trial]:
     """Return the trials of all rungs of successive halving."""
     survivors = [
-        [_Trial(i, j, spec) for j, spec in enumerate(draw_trials(*search, budget.num_trials))]
+        [
+            _Trial(i, j, spec)
+            for j, spec in enumerate(draw_trials(search.spec, search.space, budget.num_trials))
+        ]
         for i, search in enumerate(searches)
     ]
     scored_trials: list[_Trial] = []
     for rung in range(budget.num_rungs):
         trials = []
         for search, own_trials in zip(searches, survivors, strict=True):
-            count, rounds = budget.list_rungs(*search.get_num_rounds())[rung]
+            count, rounds = budget.list_rungs(search.num_rounds, search.min_rounds)[rung]
             ranked = sorted(own_trials, key=lambda trial: -trial.score)  # stable: first trial first
             trials += [trial._replace(rung=rung, rounds=rounds) for trial in ranked[:count]]
         part = f"Rung {rung + 1} of {budget.num_rungs}"
@@ -321,9 +335,10 @@ def _search_by_optuna(
         )
         for _ in searches
     ]
-    pairs = [search.get_num_rounds() for search in searches]
-    num_rounds = [rounds for rounds, _ in pairs]
-    num_trials = [max(2, round(budget.count_rounds(*pair) / pair[0])) for pair in pairs]
+    num_trials = [
+        max(2, round(budget.count_rounds(search.num_rounds, search.min_rounds) / search.num_rounds))
+        for search in searches
+    ]
     batch_starts = range(0, max(num_trials), budget.reduction)
     for number, start in enumerate(batch_starts, 1):
         batch: list[tuple[_Trial, Any]] = []
@@ -332,7 +347,7 @@ def _search_by_optuna(
                 asked = study.ask()
                 values = {} if j == 0 else _suggest_values(asked, search.space)
                 spec = replace(search.spec, hp={**search.spec.hp, **values})
-                batch.append((_Trial(i, j, spec, rounds=num_rounds[i]), asked))
+                batch.append((_Trial(i, j, spec, rounds=search.num_rounds), asked))
         part = f"Batch {number} of {len(batch_starts)}"
         scored = runner.run([trial for trial, _ in batch], part, keep_state=False)
         for trial, (_, asked) in zip(scored, batch, strict=True):

@@ -103,11 +103,13 @@ def small_board():
     METHODS.pop("mine", None)
 
 
-def make_result(client_accuracy, **summary):
+def make_result(client_accuracy, validation=None, **summary):
     client_accuracy = np.array(client_accuracy)
     means = client_accuracy.mean(1)
     metrics = {"client_accuracy": client_accuracy, "mean_client_accuracy": means}
-    return SimpleNamespace(summary=summary, metrics=metrics | {"test_accuracy": means - 0.05})
+    metrics["test_accuracy"] = means - 0.05
+    spec = SimpleNamespace(validation=validation)
+    return SimpleNamespace(spec=spec, summary=summary, metrics=metrics)
 
 
 # The accuracy falls after round 2.
@@ -126,6 +128,7 @@ def test_scores_are_of_the_best_round_by_validation():
     """Validation by the global model selects round 3, by the clients' models round 4."""
     result = make_result(
         ROUNDS,
+        validation=0.1,
         **{"best_validation_accuracy": 0.9, "best_round": 3, "best_accuracy": 0.25},
         **{"bmta": 0.35, "bmta_round": 4, "final_accuracy": 0.4, "final_client_accuracy": 0.45},
     )
@@ -133,11 +136,18 @@ def test_scores_are_of_the_best_round_by_validation():
     assert scores == pytest.approx({"accuracy": 25, "highest": 80, "worst": 10})
     scores = board.score_run(result, on_client_tests=True)
     assert scores == pytest.approx({"accuracy": 35, "highest": 85, "worst": 20})
+    # A method without a global model has no validation accuracy of this model.
+    result.summary.update(best_validation_accuracy=None, best_round=None, best_accuracy=None)
+    assert board.score_run(result, on_client_tests=True) == scores
+    scores = board.score_run(result, on_client_tests=False)
+    assert math.isnan(scores["accuracy"]) and math.isnan(scores["worst"])
 
 
 def test_accuracy_of_zero_is_a_score():
     result = make_result([[0.0, 0.1]], final_accuracy=0.0)
-    assert board.score_run(result, on_client_tests=False)["accuracy"] == 0.0
+    scores = board.score_run(result, on_client_tests=False)
+    assert (scores["accuracy"], scores["worst"]) == (0.0, 0.0)
+    assert math.isnan(board.score_run(result, on_client_tests=True)["accuracy"])
     scores = board.score_run(make_result([[math.nan] * 2]), on_client_tests=False)
     assert all(math.isnan(value) for value in scores.values())
 

@@ -131,7 +131,7 @@ def make_leaderboard(
                 optional_rows=quick_others,
                 alphas=alphas,
                 settings={"rounds": 9, "eval_every": 3, "server_options": {"size": 50}},
-                method_settings={"dynafed": {"options": {"trajectory_rounds": 6}}},
+                method_settings={"dynafed": {"options": {"trajectory_rounds": 7}}},
             ),
             "cpu": Preset(
                 datasets=("fashion_mnist_tenth",),
@@ -176,10 +176,11 @@ def score_run(result: Result, *, on_client_tests: bool) -> dict[str, float]:
         if on_client_tests
         else ("final_accuracy", "best_accuracy", "best_round", "test_accuracy")
     )
-    rounds = slice(-5, None)
-    if has_validation := summary.get("best_validation_accuracy") is not None:
-        rounds = slice(summary[best_round] - 1, summary[best_round])
-    accuracy = summary.get(best if has_validation else final)
+    if result.spec.validation is None:
+        accuracy, rounds = summary.get(final), slice(-5, None)
+    else:
+        number = summary.get(best_round) or 0  # from 1; missing if nothing was measured
+        accuracy, rounds = summary.get(best), slice(max(0, number - 1), number)
     measured = [value for value in metrics[curve] if math.isfinite(value)]
     clients = metrics["client_accuracy"][rounds]  # [rounds, clients]
     clients = clients[np.isfinite(clients).any(1)]
