@@ -36,7 +36,10 @@ _FILTER_FLAGS = {
 }
 # Flags that replace settings of the preset.
 _OVERRIDABLE_SETTINGS = ("rounds", "width", "validation")
-_TUNED_NOTE = "A row is not repeated if its default values are the best, or if it is not tuned yet."
+_TUNED_NOTE = (
+    "A trial has at least the rounds in which its method takes effect. A row is not repeated if its "
+    "default values are the best, or if it is not tuned yet."
+)
 _VALIDATION_NOTE = (
     "The best round of a run is the round with the best accuracy on its validation examples, which "
     "no client trains on, instead of the round with the best test accuracy."
